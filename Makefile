@@ -1,0 +1,43 @@
+# Two commands on a fresh machine: `make serve` and `make test`. Needs Python >= 3.11 and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+
+.PHONY: serve test unit flow lint format bench clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(STAMP)
+
+serve: $(STAMP)  ## serve the built-in models on 127.0.0.1:8000
+	$(BIN)/hybrid serve $(ARGS)
+
+test: $(DEV)  ## everything CI runs
+	$(BIN)/python -m pytest
+
+unit: $(DEV)
+	$(BIN)/python -m pytest tests/unit
+
+flow: $(DEV)
+	$(BIN)/python -m pytest tests/flow
+
+lint: $(DEV)
+	$(BIN)/python -m pytest tests/unit/test_tidy.py
+
+format: $(DEV)
+	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+bench: $(DEV)  ## prints tables and writes bench/results/*.json
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build

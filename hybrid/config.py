@@ -1,0 +1,171 @@
+"""Every setting, as frozen values, parsed once at the edge.
+
+Times are seconds, sizes bytes, and say so in their names. A file that holds an unknown key, or a value of the wrong
+type or out of range, is refused by `config_file.load` with the file, the key and the nearest known name. Nothing in
+here reads a file, an environment variable or the command line.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+PositiveSeconds = Annotated[float, Meta(gt=0, le=86_400)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all settings: frozen, keyword only, unknown keys refused."""
+
+
+class HttpLimits(Settings, frozen=True):
+    """What the HTTP front end tolerates from a client."""
+
+    max_connections: Positive = 4096
+    max_header_bytes: Positive = 65_536
+    max_header_count: Positive = 128
+    max_body_bytes: Positive = 64 * 1024 * 1024
+    max_pipelined: Positive = 64
+    header_timeout_s: PositiveSeconds = 10.0
+    body_timeout_s: PositiveSeconds = 60.0
+    idle_timeout_s: PositiveSeconds = 75.0
+    write_timeout_s: PositiveSeconds = 60.0
+
+
+class TlsFiles(Settings, frozen=True):
+    """Certificate and key as PEM files; `client_ca` asks for client certificates."""
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+
+class ServerSettings(Settings, frozen=True):
+    """Where the server listens and how it treats clients as a whole."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_keys: tuple[str, ...] = ()
+    admin_token: str | None = None
+    tls: TlsFiles | None = None
+    http: HttpLimits = HttpLimits()
+    default_timeout_s: Seconds = 60.0  # deadline of a request that names none; 0 = none
+    max_timeout_s: PositiveSeconds = 3600.0
+    drain_delay_s: Seconds = 0.0  # keep accepting for this long after ready turned false
+    drain_timeout_s: Seconds = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+
+class BatchingSettings(Settings, frozen=True):
+    """Overrides of the plan for one model; None leaves the number to the planner."""
+
+    enabled: bool = True
+    max_batch: Positive | None = None
+    max_wait_s: Seconds | None = None
+    early_trigger: Positive | None = None
+    queue_rows: Positive | None = None
+    queue_bytes: Positive | None = None
+    size_edges: tuple[Positive, ...] = ()  # upper edges of size classes (tokens or pixels)
+    pad_inputs: dict[str, int] = field(default_factory=dict)  # input -> fill value along dimension 1
+    tolerance: float = 1e-3  # batched rows may differ from the same rows alone by this much (relative to the largest value)
+
+
+class WorkerSettings(Settings, frozen=True):
+    """How worker processes are cared for."""
+
+    instances: Positive | None = None
+    threads: Positive | None = None
+    pin: bool = True
+    start_timeout_s: PositiveSeconds = 120.0
+    heartbeat_timeout_s: PositiveSeconds = 3.0
+    hang_factor: Annotated[float, Meta(ge=1.5)] = 10.0
+    hang_min_s: PositiveSeconds = 5.0
+    rss_limit_bytes: Positive | None = None
+    pipeline_depth: Annotated[int, Meta(ge=1, le=4)] = 1
+
+
+class TextSettings(Settings, frozen=True):
+    """Tokenise BYTES rows of one input into the model's id tensors."""
+
+    input: str = "text"
+    tokenizer: str = "tokenizer.json"
+    max_tokens: Positive = 256
+    pad_id: Count = 0
+
+
+class ImageSettings(Settings, frozen=True):
+    """Decode an encoded image per row, resize, normalise."""
+
+    input: str = "image"
+    width: Positive = 224
+    height: Positive = 224
+    resize: Literal["stretch", "crop", "fit"] = "stretch"  # crop: scale to `resize_to`, then centre crop
+    resize_to: Positive | None = None
+    channels: Literal["rgb", "bgr"] = "rgb"
+    layout: Literal["nhwc", "nchw"] = "nchw"
+    scale: float = 1.0  # pixel (0..255) * scale, then (x - mean) / std per channel in `channels` order
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    jpeg_round_trip: bool = False  # some models were trained on pixels that went through JPEG once more
+    max_pixels: Positive = 64_000_000
+
+
+class PreprocessSettings(Settings, frozen=True):
+    """The preprocess step of a model: at most one of `text` and `image`."""
+
+    text: TextSettings | None = None
+    image: ImageSettings | None = None
+    item_timeout_s: PositiveSeconds = 5.0
+    processes: Positive | None = None
+    queue_items: Positive = 1024
+
+
+class SimulatedSettings(Settings, frozen=True):
+    """A simulated device. Latency of a batch of b rows: fixed_ms + per_row_ms*b + per_token_ms*tokens.
+
+    `faults` switches on what a marker value in a row does: see `engines.simulated_engine`.
+    """
+
+    fixed_ms: Annotated[float, Meta(ge=0)] = 0.0
+    per_row_ms: Annotated[float, Meta(ge=0)] = 0.0
+    per_token_ms: Annotated[float, Meta(ge=0)] = 0.0
+    noise: Annotated[float, Meta(ge=0, le=2)] = 0.0  # sigma of a log-normal factor
+    busy: bool = False  # burn CPU instead of sleeping
+    memory_total_bytes: Count = 0  # 0 = no memory model
+    memory_weights_bytes: Count = 0
+    memory_per_row_bytes: Count = 0
+    leak_bytes_per_run: Count = 0
+    start_s: Seconds = 0.0
+    first_run_ms: Annotated[float, Meta(ge=0)] = 0.0
+    faults: bool = False
+    columns: int = -1
+    seed: int = 0
+
+
+class ModelSettings(Settings, frozen=True):
+    """One model: `model.toml`, a built-in, or made up around a bare model file."""
+
+    name: str
+    version: str = "1"
+    engine: Literal["auto", "onnxruntime", "simulated"] = "auto"
+    file: str = ""  # absolute once loaded; relative to model.toml inside it
+    task: Literal["", "embed", "classify", "simulated"] = ""
+    description: str = ""
+    postprocess: Literal["", "mean_pool_l2"] = ""
+    preprocess: PreprocessSettings = PreprocessSettings()
+    batching: BatchingSettings = BatchingSettings()
+    workers: WorkerSettings = WorkerSettings()
+    simulated: SimulatedSettings | None = None
+    example_rows: tuple[str, ...] = ()  # for the curl line and warm-up; text as it is, images as base64
+    slo_p99_ms: Annotated[float, Meta(gt=0)] | None = None
+
+
+class Config(Settings, frozen=True):
+    """Everything `hybrid serve` was told, from file, environment and flags, in that order."""
+
+    server: ServerSettings = ServerSettings()
+    models: tuple[str, ...] = ()
+    profile: str = "auto"

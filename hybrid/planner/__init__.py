@@ -1,0 +1,1 @@
+"""Machine and model in, plan with reasons out."""
