@@ -28,7 +28,11 @@ class CpuBudget(Struct, frozen=True):
 
 
 class MachineFacts(Struct, frozen=True):
-    """The machine as far as a plan depends on it. `memory_limit_bytes` is min(host, cgroup)."""
+    """The machine as far as a plan depends on it. `memory_limit_bytes` is min(host, cgroup).
+
+    `core_groups` are the allowed CPU ids grouped by physical core, `efficiency_cpus` the slow ones of a machine with
+    two kinds of cores. Both are empty where the machine does not tell.
+    """
 
     cpu: CpuBudget
     memory_limit_bytes: int
@@ -39,3 +43,5 @@ class MachineFacts(Struct, frozen=True):
     numa_nodes: int = 1
     physical_cores: int | None = None
     gpus: tuple[GpuFacts, ...] = ()
+    core_groups: tuple[tuple[int, ...], ...] = ()
+    efficiency_cpus: tuple[int, ...] = ()
