@@ -1,0 +1,93 @@
+"""Forming a batch: the rows of several requests are copied, once, into the input slab of a worker.
+
+Requests of one lane share names, datatypes and trailing shapes, except along dimension 1 of inputs that may be padded;
+those are filled up to the longest piece of this batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybrid.messages import Tensor
+from hybrid.workers.arena import Slab, aligned, pack_raw
+from hybrid.workers.wire import Block
+
+Rows = tuple[tuple[Tensor, ...], int, int]  # the request's tensors, first row, number of rows
+Array = np.ndarray[Any, Any]
+
+
+def pack_batch(slab: Slab, pieces: Sequence[Rows], rows: int, pad: Mapping[str, int]) -> tuple[Block, ...]:
+    """Write one batch and describe it. `pieces` are in batch order and have `rows` rows in sum."""
+    inputs = pieces[0][0]
+    shapes: list[tuple[int, ...]] = []
+    lengths: list[int] = []
+    raws: dict[int, bytes] = {}
+    for index, first in enumerate(inputs):
+        shape = (rows, *first.array.shape[1:])
+        if first.datatype == "BYTES":
+            raws[index] = _join_bytes(pieces, index)
+            lengths.append(len(raws[index]))
+        else:
+            if first.name in pad:
+                longest = max(tensors[index].array.shape[1] for tensors, _, _ in pieces)
+                shape = (rows, longest, *first.array.shape[2:])
+            lengths.append(_product(shape) * first.array.itemsize)
+        shapes.append(shape)
+    return _write(slab, pieces, list(zip(inputs, shapes, lengths, strict=True)), raws, pad)
+
+
+def _write(
+    slab: Slab,
+    pieces: Sequence[Rows],
+    layout: list[tuple[Tensor, tuple[int, ...], int]],
+    raws: Mapping[int, bytes],
+    pad: Mapping[str, int],
+) -> tuple[Block, ...]:
+    total = 0
+    for _, _, length in layout:
+        total = aligned(total + length)
+    data = slab.reserve(total)
+    blocks: list[Block] = []
+    offset = 0
+    for index, (first, shape, length) in enumerate(layout):
+        target = data[offset : offset + length]
+        if index in raws:
+            target[:] = np.frombuffer(raws[index], np.uint8)
+        elif length:
+            _copy_rows(target.view(first.array.dtype).reshape(shape), pieces, index, pad.get(first.name))
+        blocks.append(Block(first.name, first.datatype, shape, offset, length))
+        offset = aligned(offset + length)
+    return tuple(blocks)
+
+
+def _copy_rows(target: Array, pieces: Sequence[Rows], index: int, fill: int | None) -> None:
+    if fill is None and all(start == 0 and len(tensors[index].array) == count for tensors, start, count in pieces):
+        if len(pieces) == 1:
+            target[...] = pieces[0][0][index].array
+        else:
+            np.concatenate([tensors[index].array for tensors, _, _ in pieces], out=target)
+        return
+    at = 0
+    for tensors, start, count in pieces:
+        source = tensors[index].array[start : start + count]
+        if fill is None:
+            target[at : at + count] = source
+        else:
+            length = source.shape[1]
+            target[at : at + count, :length] = source
+            target[at : at + count, length:] = fill
+        at += count
+
+
+def _join_bytes(pieces: Sequence[Rows], index: int) -> bytes:
+    return b"".join(
+        pack_raw(list(tensors[index].array[start : start + count].flat)) for tensors, start, count in pieces
+    )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

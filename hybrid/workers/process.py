@@ -1,0 +1,163 @@
+"""One child process: spawned, spoken to over its socket, watched, and gone without a trace.
+
+Owns the process, the server's end of the socket and the child's log channel. Children are started by exec, never by a
+bare fork of this process (which has threads), and without `multiprocessing`, whose named semaphores need /dev/shm,
+whose tracker is one more process, and which runs the caller's script again in every child.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hybrid.telemetry.logs import LogHub, WorkerLogChannel
+from hybrid.workers import wire
+from hybrid.workers.wire import PeerGone
+
+_REAP_EVERY_S = 0.005
+
+
+class ChildProcess:
+    """A running child. Callbacks come from the event loop: `on_event` per message, `on_gone` once, with the cause."""
+
+    def __init__(
+        self,
+        role: str,
+        on_event: Callable[[Any], None],
+        on_gone: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.role = role
+        self.pid = 0
+        self.heard_at = 0.0  # monotonic time of the last message
+        self.rss_bytes = 0
+        self.cpu_s = 0.0
+        self.allocated_bytes: int | None = None
+        self._on_event = on_event
+        self._on_gone = on_gone
+        self._loop = loop
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: WorkerLogChannel | None = None
+        self._cause = ""
+
+    def spawn(
+        self,
+        module: str,
+        start: wire.Command,
+        descriptors: Sequence[int],
+        environment: dict[str, str],
+        hub: LogHub,
+    ) -> None:
+        """Start `python -m module` and send it its first message. `descriptors` are inherited under the same numbers.
+
+        Raises:
+            OSError: no process or descriptor to be had.
+        """
+        ours, theirs = wire.pair()
+        self._log = WorkerLogChannel.open(hub, self.role)
+        child_fds = (theirs.fileno(), self._log.child_fd, *descriptors)
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(self._log.child_fd), self.role]
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid()), hub.level],
+                pass_fds=child_fds,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | environment,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            self._log.spawned()
+        self.pid = self._process.pid
+        self.heard_at = time.monotonic()
+        self._socket = ours
+        self._loop.add_reader(ours.fileno(), self._readable)
+        self.send(start)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the socket is open; the process may already be dying."""
+        return self._socket is not None
+
+    def send(self, message: wire.Command) -> None:
+        """Send without blocking. To a child that is gone or does not read, nothing is sent: it is reported as gone."""
+        if self._socket is None:
+            return
+        try:
+            wire.send(self._socket, message)
+        except PeerGone:
+            pass  # the reader sees the end of the stream next and tells the owner
+        except BlockingIOError:
+            self.kill("stopped reading its socket")
+
+    def kill(self, why: str) -> None:
+        """End the process at once. `on_gone` follows with `why` as the cause."""
+        self._cause = self._cause or why
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        """Ask the child to leave after the batch in hand."""
+        self._cause = self._cause or "stopped"
+        self.send(wire.Stop())
+
+    def _readable(self) -> None:
+        # A bounded number of packets per call, so that a flood from one child cannot hold the loop.
+        for _ in range(16):
+            if self._socket is None:
+                return
+            try:
+                packet = self._socket.recv(wire.MAX_PACKET + 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._ended()
+                return
+            self.heard_at = time.monotonic()
+            event = wire.decode_event(packet)
+            if type(event) is wire.Beat:
+                self.rss_bytes, self.cpu_s, self.allocated_bytes = event.rss_bytes, event.cpu_s, event.allocated_bytes
+            else:
+                self._on_event(event)
+
+    def _ended(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        self._reap()
+
+    def _reap(self) -> None:
+        """Wait, without blocking the loop, until the process is gone for good, then tell the owner why."""
+        process = self._process
+        if process is None:
+            return
+        code = process.poll()
+        if code is None:
+            process.kill()  # closed its socket but lives: it can do no more work
+            self._loop.call_later(_REAP_EVERY_S, self._reap)
+            return
+        self._process = None
+        if self._log is not None:
+            self._log.close()
+        self._on_gone(self._cause or describe_exit(code))
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit code as words: `exit code 3`, `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
