@@ -133,9 +133,12 @@ def _replace(settings: T, key: str, value: object, where: str, prefix: str) -> T
 
 def _convert(hint: Any, value: object, where: str, key: str) -> Any:
     """Check one value; `key` is its full dotted path."""
-    nested = _struct_of(hint)
-    if nested is not None and isinstance(value, Mapping):
-        return load_settings(nested, value, where, key + ".")
+    if isinstance(value, Mapping):
+        nested = _struct_of(hint)
+        if nested is not None:
+            return load_settings(nested, value, where, key + ".")
+        if get_origin(hint) is dict:  # a table of tables, such as [model.NAME]
+            return {name: _convert(get_args(hint)[1], inner, where, f"{key}.{name}") for name, inner in value.items()}
     try:
         if not _finite(value):  # TOML has nan and inf, and nan would slip through an open range
             raise msgspec.ValidationError

@@ -1,6 +1,10 @@
-"""The plan as a value: what every other part is built from."""
+"""The plan as a value: what every other part is built from, and the profile that may override it."""
 
-from msgspec import Struct
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from hybrid.config import Positive, Settings
 
 
 class Plan(Struct, frozen=True):
@@ -31,3 +35,49 @@ class Plan(Struct, frozen=True):
     def max_wait_s(self) -> float:
         """The longest wait of the oldest request, in seconds."""
         return self.max_wait_ms / 1000.0
+
+
+class PlanOverrides(Settings, frozen=True):
+    """Numbers of a plan that somebody fixed; None leaves one alone. The keys are those of the plan's JSON form."""
+
+    instances: Positive | None = None
+    threads_per_instance: Positive | None = None
+    max_batch: Positive | None = None
+    max_wait_ms: Annotated[float, Meta(ge=0, le=86_400_000)] | None = None
+    early_trigger: Positive | None = None
+    batching: Literal["dynamic", "off"] | None = None
+    queue_rows: Positive | None = None
+    queue_bytes: Positive | None = None
+    preprocess_processes: Positive | None = None
+    pipeline_depth: Annotated[int, Meta(ge=1, le=4)] | None = None
+    pin: bool | None = None
+
+
+class Match(Settings, frozen=True):
+    """Which machines a profile is for; every condition that is set must hold. GPU conditions ask for one such GPU."""
+
+    usable_cpus_min: Positive | None = None
+    usable_cpus_max: Positive | None = None
+    memory_limit_bytes_min: Positive | None = None
+    memory_limit_bytes_max: Positive | None = None
+    gpu_memory_bytes_min: Positive | None = None
+    gpu_memory_bytes_max: Positive | None = None
+    isa: tuple[str, ...] = ()
+    architecture: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("usable_cpus", "memory_limit_bytes", "gpu_memory_bytes"):
+            low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"{name}_min {low} is above {name}_max {high}")
+
+
+class Profile(Struct, frozen=True):
+    """A profile file, loaded. `source` is its path; `automatic` when nobody asked for it by name."""
+
+    name: str
+    source: str
+    description: str = ""
+    automatic: bool = False
+    plan: PlanOverrides = PlanOverrides()
+    model: dict[str, PlanOverrides] = {}

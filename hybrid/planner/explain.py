@@ -1,0 +1,159 @@
+"""Plans and machine facts as people and scripts read them. Pure: values in, text or plain dicts out.
+
+The JSON keys are fixed, scripts outside read them; more may be added, none may be renamed. The text is plain on
+purpose, no rich table: it goes to logs as often as to a terminal, and must read the same in both.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import structs
+
+from hybrid.facts import MachineFacts
+from hybrid.planner.types import Plan, Profile
+
+WIDTH: Final = 100
+_ROWS: Final = (
+    "instances",
+    "threads_per_instance",
+    "cores",
+    "batching",
+    "max_batch",
+    "max_wait_ms",
+    "early_trigger",
+    "size_edges",
+    "queue_rows",
+    "queue_bytes",
+    "preprocess_processes",
+    "pipeline_depth",
+)
+_KEY_WIDTH: Final = max(map(len, _ROWS)) + 4
+_VALUE_WIDTH: Final = 11
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan under its fixed keys, ready for a JSON encoder."""
+    return {
+        "model": plan.model,
+        "device": plan.device,
+        "engine": plan.engine,
+        "instances": plan.instances,
+        "threads_per_instance": plan.threads_per_instance,
+        "max_batch": plan.max_batch,
+        "max_wait_ms": plan.max_wait_ms,
+        "early_trigger": plan.early_trigger,
+        "batching": plan.batching,
+        "queue_rows": plan.queue_rows,
+        "queue_bytes": plan.queue_bytes,
+        "preprocess_processes": plan.preprocess_processes,
+        "cores": [list(cores) for cores in plan.cores],
+        "size_edges": list(plan.size_edges),
+        "pipeline_depth": plan.pipeline_depth,
+        "reasons": dict(plan.reasons),
+    }
+
+
+def machine_json(machine: MachineFacts) -> dict[str, Any]:
+    """The machine facts under their fixed keys, ready for a JSON encoder."""
+    return {
+        "usable_cpus": machine.cpu.usable,
+        "usable_cpus_reason": machine.cpu.reason,
+        "cpu_ids": list(machine.cpu.cpus),
+        "affinity_cpus": machine.cpu.affinity,
+        "quota_cpus": machine.cpu.quota_cpus,
+        "cpuset_cpus": machine.cpu.cpuset,
+        "online_cpus": machine.cpu.online,
+        "physical_cores": machine.physical_cores,
+        "core_groups": [list(group) for group in machine.core_groups],
+        "efficiency_cpus": list(machine.efficiency_cpus),
+        "memory_limit_bytes": machine.memory_limit_bytes,
+        "memory_source": machine.memory_source,
+        "cpu_model": machine.model_name,
+        "architecture": machine.architecture,
+        "isa": list(machine.isa),
+        "numa_nodes": machine.numa_nodes,
+        "gpus": [structs.asdict(gpu) for gpu in machine.gpus],
+    }
+
+
+def plan_table(plans: Sequence[Plan], machine: MachineFacts, profile: Profile | None = None) -> str:
+    """All plans with their reasons, below the machine they were made for; at most `WIDTH` columns."""
+    blocks = [machine_table(machine)]
+    if profile is not None:
+        why = "fits this machine" if profile.automatic else "as asked for"
+        blocks[0] += "\n" + _line("profile", f"{profile.name}, {why} ({profile.source})")
+    blocks += [_plan_block(plan) for plan in plans]
+    return "\n\n".join(blocks)
+
+
+def machine_table(machine: MachineFacts) -> str:
+    """The facts that a plan depends on, one per line."""
+    cores = "" if machine.physical_cores is None else f", {_count(machine.physical_cores, 'physical core')}"
+    slow = f", {len(machine.efficiency_cpus)} of them slow" if machine.efficiency_cpus else ""
+    gpus = [f"{gpu.name} with {readable_bytes(gpu.memory_total_bytes)}" for gpu in machine.gpus]
+    lines = (
+        ("cpus", f"{machine.cpu.usable} usable of {cpu_ranges(machine.cpu.cpus)}{cores}{slow}: {machine.cpu.reason}"),
+        ("memory", f"{readable_bytes(machine.memory_limit_bytes)}, {machine.memory_source}"),
+        ("processor", f"{machine.model_name} ({machine.architecture}), {_count(machine.numa_nodes, 'NUMA node')}"),
+        ("instructions", ", ".join(machine.isa) or "unknown"),
+        ("gpus", "; ".join(gpus) or "none in use"),
+    )
+    return "\n".join(_line(key, text) for key, text in lines)
+
+
+def readable_bytes(count: int) -> str:
+    """A byte count with the unit that keeps it short, as in "23.5 GiB"."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def cpu_ranges(cpus: Sequence[int]) -> str:
+    """CPU ids the way the kernel writes them, as in "0-3,8"."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _plan_block(plan: Plan) -> str:
+    batch = f"batches of up to {plan.max_batch}" if plan.batching != "off" else "batching off"
+    wait = f"waiting up to {plan.max_wait_ms:g} ms" if plan.max_wait_ms else "no waiting"
+    workers = f"{_count(plan.instances, 'worker')} x {_count(plan.threads_per_instance, 'thread')}"
+    where = "on a simulated device" if plan.device == "simulated" else f"on {plan.device} with {plan.engine}"
+    title = f"{plan.model} {where}: {workers}, {batch}, {wait}"
+    lines = [textwrap.fill(title, WIDTH)]
+    for key in _ROWS:
+        head = f"  {key:<{_KEY_WIDTH - 2}}{_value(plan, key):<{_VALUE_WIDTH}} "
+        hanging = " " * (_KEY_WIDTH + _VALUE_WIDTH + 1)
+        lines.append(textwrap.fill(plan.reasons[key], WIDTH, initial_indent=head, subsequent_indent=hanging))
+    return "\n".join(lines)
+
+
+def _value(plan: Plan, key: str) -> str:
+    if key == "cores":
+        pinned = [cpu_ranges(cores) for cores in plan.cores if cores]
+        text = " ".join(pinned) or "any"
+        return text if len(text) <= _VALUE_WIDTH else f"{pinned[0]} .. {pinned[-1]}"
+    if key == "size_edges":
+        text = ",".join(map(str, plan.size_edges)) or "none"
+        return text if len(text) <= _VALUE_WIDTH else f"{len(plan.size_edges)} edges"
+    if key == "queue_bytes":
+        return readable_bytes(plan.queue_bytes)
+    value = getattr(plan, key)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _line(key: str, text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"{key:<14}", subsequent_indent=" " * 14)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

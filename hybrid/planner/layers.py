@@ -1,0 +1,99 @@
+"""Who may fix a number of the plan, and in which order: flags, profile, model.toml, then the planner's own guess.
+
+Owns the order and the words "set by ...". Knows no rule of the plan itself.
+"""
+
+from typing import TypeVar
+
+from msgspec import Struct
+
+from hybrid.config import ModelSettings
+from hybrid.planner.types import PlanOverrides, Profile
+
+T = TypeVar("T", int, float, str, bool)
+
+
+class Layer(Struct, frozen=True):
+    """One source of overrides, as it is called in a reason or an error."""
+
+    source: str
+    overrides: PlanOverrides
+
+
+class Choices:
+    """Settles one model's numbers one by one and keeps a reason and the source for each."""
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        self.reasons: dict[str, str] = {}
+        self._layers = layers
+
+    def fixed(self, key: str) -> tuple[str, object] | None:
+        """The strongest (source, value) that fixes `key`, or None when it is open."""
+        for layer in self._layers:
+            value = getattr(layer.overrides, key)
+            if value is not None:
+                return layer.source, value
+        return None
+
+    def number(self, key: str) -> int | None:
+        """The integer that fixes `key`, or None."""
+        found = self.fixed(key)
+        return found[1] if found is not None and isinstance(found[1], int) else None
+
+    def settle(self, key: str, guess: T, why: str) -> T:
+        """Return what fixes `key`, else `guess`, and keep the matching reason."""
+        found = self.fixed(key)
+        if found is None:
+            self.reasons[key] = why
+            return guess
+        source, value = found
+        if value == guess:
+            self.reasons[key] = f"{why} ({source} says the same.)".strip()
+        else:
+            shown = f"{guess:g}" if isinstance(guess, float) else guess
+            self.reasons[key] = f"Set by {source}; the first guess was {shown}."
+        return value  # type: ignore[return-value]  # the field of PlanOverrides has the type of the guess
+
+    def source(self, key: str) -> str:
+        """Where `key` comes from, for a message about it."""
+        found = self.fixed(key)
+        return found[0] if found else "first guess"
+
+
+def layers_of(
+    model: ModelSettings, profile: Profile | None, flags: PlanOverrides, own_device: bool
+) -> tuple[Layer, ...]:
+    """The layers for one model, strongest first.
+
+    A profile that was asked for is stronger than model.toml. One that was found by matching the machine is a better
+    first guess, no more: its `[plan]` must not undo what the author of a model wrote down. A model on a device of its
+    own (simulated) takes only the table with its name, because `[plan]` is about this machine.
+    """
+    author = Layer("model.toml", _from_model(model))
+    layers = [Layer("command line", flags)]
+    if profile is None:
+        return (*layers, author)
+    if model.name in profile.model:
+        layers.append(Layer(f"profile {profile.name} [model.{model.name}]", profile.model[model.name]))
+    if own_device:
+        return (*layers, author)
+    general = Layer(f"profile {profile.name} [plan]", profile.plan)
+    return (*layers, author, general) if profile.automatic else (*layers, general, author)
+
+
+def _from_model(model: ModelSettings) -> PlanOverrides:
+    """What model.toml says. Settings that cannot be None count as said when they differ from their default."""
+    batching, workers = model.batching, model.workers
+    return PlanOverrides(
+        instances=workers.instances,
+        threads_per_instance=workers.threads,
+        max_batch=batching.max_batch,
+        max_wait_ms=None if batching.max_wait_s is None else batching.max_wait_s * 1000.0,
+        early_trigger=batching.early_trigger,
+        batching=None if batching.enabled else "off",
+        queue_rows=batching.queue_rows,
+        queue_bytes=batching.queue_bytes,
+        preprocess_processes=model.preprocess.processes,
+        pipeline_depth=None if workers.pipeline_depth == 1 else workers.pipeline_depth,
+        pin=None if workers.pin else False,
+    )

@@ -1,0 +1,201 @@
+"""Machine and models in, one plan per model out, each number with its reason. Pure.
+
+A plan is made in two steps. First a `Guess` per model says how it would run if nobody had an opinion; then `_settle`
+lets model.toml, profile and flags fix numbers, derives the rest and writes the plan. A guess that comes from measuring
+the model on this machine goes through the same second step. Nothing here reads a file, a clock or the machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from hybrid.config import ModelSettings
+from hybrid.errors import ConfigError
+from hybrid.facts import MachineFacts
+from hybrid.planner.guess import MIB, Guess, front_end_cpus, guess_cpu, guess_simulated, is_simulated
+from hybrid.planner.layers import Choices, layers_of
+from hybrid.planner.placement import Demand, place
+from hybrid.planner.types import Plan, PlanOverrides, Profile
+
+_QUEUE_BYTES: Final = 256 * MIB
+_QUEUE_ROWS_FLOOR: Final = 512
+_MAX_PREPROCESS: Final = 8
+
+
+def first_plan(
+    machine: MachineFacts,
+    models: Sequence[ModelSettings],
+    profile: Profile | None,
+    flags: PlanOverrides | None = None,
+    file_bytes: Mapping[str, int] | None = None,
+) -> tuple[Plan, ...]:
+    """Plan every model on this machine before anything has been measured.
+
+    Args:
+        machine: What there is.
+        models: What is served, in the order of the plans; names are unique.
+        profile: Overrides for this kind of machine.
+        flags: Overrides from the command line, for every model.
+        file_bytes: Size of each model file by model name; a missing one counts as 0.
+
+    Raises:
+        ConfigError: two models share a name, or the overrides contradict each other.
+    """
+    _refuse_twins(models)
+    choices = {m.name: Choices(layers_of(m, profile, flags or PlanOverrides(), is_simulated(m))) for m in models}
+    shares = _shares(machine, [m for m in models if not is_simulated(m)], choices)
+    sizes = file_bytes or {}
+    guesses = {
+        m.name: guess_simulated(m)
+        if is_simulated(m)
+        else guess_cpu(machine, shares[m.name], len(shares), sizes.get(m.name, 0))
+        for m in models
+    }
+    demands = [_demand(machine, m, guesses[m.name], choices[m.name]) for m in models]
+    placements = place(machine, demands)
+    return tuple(
+        _settle(machine, model, guesses[model.name], choices[model.name], demand, placement)
+        for model, demand, placement in zip(models, demands, placements, strict=True)
+    )
+
+
+def _refuse_twins(models: Sequence[ModelSettings]) -> None:
+    seen: set[str] = set()
+    for model in models:
+        if model.name in seen:
+            raise ConfigError(f"two models are called `{model.name}`; give one of them another `name`")
+        seen.add(model.name)
+
+
+def _shares(machine: MachineFacts, models: Sequence[ModelSettings], choices: Mapping[str, Choices]) -> dict[str, int]:
+    """CPUs per CPU model: what is fixed is taken off first, the others split the rest evenly, at least 1 each."""
+    usable = machine.cpu.usable
+    budget = max(usable - front_end_cpus(usable), min(len(models), usable))
+    fixed = {m.name: taken for m in models if (taken := _fixed_cpus(choices[m.name])) is not None}
+    open_names = [m.name for m in models if m.name not in fixed]
+    rest = max(budget - sum(fixed.values()), 0)
+    shares = {}
+    for position, name in enumerate(open_names):
+        extra = position < rest % len(open_names)
+        shares[name] = max(1, rest // len(open_names) + extra)
+    return {m.name: fixed.get(m.name) or shares[m.name] for m in models}
+
+
+def _fixed_cpus(choices: Choices) -> int | None:
+    instances = choices.number("instances")
+    return None if instances is None else instances * (choices.number("threads_per_instance") or 1)
+
+
+def _demand(machine: MachineFacts, model: ModelSettings, guess: Guess, choices: Choices) -> Demand:
+    """Settle workers, threads and pinning, which all models must agree on before cores are handed out."""
+    threads = choices.settle("threads_per_instance", guess.threads_per_instance, guess.reasons["threads_per_instance"])
+    fixed_instances = choices.fixed("instances") is not None
+    fitting = guess.instances if fixed_instances or guess.device != "cpu" else max(1, guess.instances // threads)
+    why = guess.reasons["instances"]
+    if fitting != guess.instances:
+        why += f" With {threads} threads each, {fitting} fit."
+    instances = choices.settle("instances", fitting, why)
+    usable = machine.cpu.usable
+    if guess.device == "cpu" and instances * threads > usable:
+        choices.reasons["instances"] += (
+            f" Warning: {instances} x {threads} threads are more than {usable} usable CPUs, so they take turns."
+        )
+    pin = choices.settle("pin", guess.pin, "")
+    source = choices.reasons.pop("pin")
+    return Demand(model.name, guess.device == "cpu", instances, threads, pin, source)
+
+
+def _settle(
+    machine: MachineFacts,
+    model: ModelSettings,
+    guess: Guess,
+    choices: Choices,
+    demand: Demand,
+    placement: tuple[tuple[tuple[int, ...], ...], str],
+) -> Plan:
+    """Fix the remaining numbers in the order in which they depend on each other, and check them together."""
+    reasons = choices.reasons
+    reasons["device"], reasons["engine"] = guess.reasons["device"], guess.reasons["engine"]
+    cores, reasons["cores"] = placement
+    batching = choices.settle("batching", "dynamic", "Requests that wait together run together.")
+    max_batch, max_wait_ms, early_trigger = _batch_numbers(guess, choices, batching)
+    queue_rows = choices.settle("queue_rows", *_queue_rows(max_batch, demand.instances))
+    queue_bytes = choices.settle("queue_bytes", *_queue_bytes(machine))
+    preprocess = _preprocess(machine, model, choices)
+    depth = choices.settle("pipeline_depth", guess.pipeline_depth, guess.reasons["pipeline_depth"])
+    edges, reasons["size_edges"] = _size_edges(model)
+    _refuse_above(model.name, choices, "early_trigger", early_trigger, "max_batch", max_batch)
+    _refuse_above(model.name, choices, "max_batch", max_batch, "queue_rows", queue_rows)
+    return Plan(
+        model=model.name,
+        device=guess.device,
+        engine=guess.engine,
+        instances=demand.instances,
+        threads_per_instance=demand.threads,
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        early_trigger=early_trigger,
+        batching=batching,
+        queue_rows=queue_rows,
+        queue_bytes=queue_bytes,
+        preprocess_processes=preprocess,
+        cores=cores,
+        size_edges=edges,
+        pipeline_depth=depth,
+        reasons=reasons,
+    )
+
+
+def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, float, int]:
+    """max_batch, max_wait_ms and early_trigger. With batching off, numbers set for it do not count."""
+    if batching == "off":
+        why = f"Batching is off ({choices.source('batching')}), so every row runs alone and at once."
+        choices.reasons.update(dict.fromkeys(("max_batch", "max_wait_ms", "early_trigger"), why))
+        return 1, 0.0, 1
+    max_batch = choices.settle("max_batch", guess.max_batch, guess.reasons["max_batch"])
+    max_wait_ms = choices.settle("max_wait_ms", guess.max_wait_ms, guess.reasons["max_wait_ms"])
+    early = choices.settle("early_trigger", max_batch, "Equal to max_batch: nothing is released early on purpose.")
+    return max_batch, max_wait_ms, early
+
+
+def _queue_rows(max_batch: int, instances: int) -> tuple[int, str]:
+    rows = 64 * max_batch * instances
+    if rows <= _QUEUE_ROWS_FLOOR:
+        return _QUEUE_ROWS_FLOOR, f"At least {_QUEUE_ROWS_FLOOR} rows, so that a short burst is queued, not refused."
+    return rows, f"64 full batches per worker ({instances}): beyond that the wait helps nobody, so refuse early."
+
+
+def _queue_bytes(machine: MachineFacts) -> tuple[int, str]:
+    eighth = machine.memory_limit_bytes // 8
+    if eighth < _QUEUE_BYTES:
+        return max(1, eighth), f"An eighth of the memory limit ({machine.memory_source}): waiting data stays small."
+    return _QUEUE_BYTES, "256 MiB, less than an eighth of the memory limit: enough for bursts of large requests."
+
+
+def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices) -> int:
+    if model.preprocess.text is None and model.preprocess.image is None:
+        # Not to be overridden: a profile that sets it for all models means those that have such a step.
+        choices.reasons["preprocess_processes"] = "The model takes tensors as they come; nothing is preprocessed."
+        return 0
+    processes = min(_MAX_PREPROCESS, max(1, machine.cpu.usable // 4))
+    why = (
+        f"One process per four of {machine.cpu.usable} usable CPUs, 1 to {_MAX_PREPROCESS}: preprocessing costs far "
+        "less than the model and must not take its cores."
+    )
+    return choices.settle("preprocess_processes", processes, why)
+
+
+def _size_edges(model: ModelSettings) -> tuple[tuple[int, ...], str]:
+    edges = model.batching.size_edges
+    if list(edges) != sorted(set(edges)):
+        raise ConfigError(f"model `{model.name}`: `batching.size_edges`: expected rising numbers, got {list(edges)}")
+    if edges:
+        return edges, "Set by model.toml: requests of like size share a batch, so padding stays small."
+    return edges, "One size class: the model names no edges."
+
+
+def _refuse_above(model: str, choices: Choices, key: str, value: int, limit_key: str, limit: int) -> None:
+    if value > limit:
+        raise ConfigError(
+            f"model `{model}`: `{key}` {value} ({choices.source(key)}) must not be above "
+            f"`{limit_key}` {limit} ({choices.source(limit_key)})"
+        )
