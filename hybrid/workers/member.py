@@ -1,9 +1,11 @@
 """One incarnation of a model worker: its process, its slabs, and what it is doing.
 
-A seat (w0, w1, ...) is a place in the plan; when a worker dies or is recycled, the next incarnation takes the same seat.
+A seat (w0, w1, ...) is a place in the plan; when a worker dies or is recycled, its successor takes the same seat.
 """
 
 from enum import Enum
+
+from msgspec import Struct
 
 from hybrid.workers import wire
 from hybrid.workers.arena import Slab
@@ -37,6 +39,14 @@ class Slot:
         self.outputs.close()
 
 
+class Taken(Struct, frozen=True):
+    """A batch that the worker has: its slot, how long it should run, and after how long the worker counts as hung."""
+
+    slot: int
+    expected_s: float
+    limit_s: float
+
+
 class Member:
     """One incarnation on one seat. Owned by the pool."""
 
@@ -47,7 +57,8 @@ class Member:
         self.since = now
         self.slots = [Slot() for _ in range(depth)]
         self.free = list(range(depth))
-        self.taken: dict[int, int] = {}  # batch id -> slot
+        self.taken: dict[int, Taken] = {}  # by batch id, in order; the first one runs
+        self.running_since = now
         self.child: ChildProcess | None = None
         self.start_error = ""
         self.batches_n = 0
@@ -58,6 +69,27 @@ class Member:
     def productive(self) -> bool:
         """Whether this life was worth something: it executed a batch."""
         return self.batches_n > 0
+
+    def take(self, batch: int, taken: Taken, now: float) -> None:
+        """Note a batch that is about to be sent."""
+        if not self.taken:
+            self.running_since = now
+        self.free.remove(taken.slot)
+        self.taken[batch] = taken
+
+    def give_back(self, batch: int, now: float) -> None:
+        """Note that a batch ended; what waited behind it runs from now on."""
+        slot = self.taken.pop(batch).slot
+        self.running_since = now
+        self.slots[slot].inputs.release()
+        self.free.append(slot)
+
+    def overdue_s(self, now: float) -> float | None:
+        """Return how long the running batch has been running if that is over its limit."""
+        for taken in self.taken.values():
+            running_s = now - self.running_since
+            return running_s if running_s > taken.limit_s else None
+        return None
 
     def close(self) -> None:
         """Give the slabs back; the process is gone."""

@@ -19,7 +19,7 @@ from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.arena import read_array
-from hybrid.workers.member import Member, MemberState
+from hybrid.workers.member import Member, MemberState, Taken
 from hybrid.workers.pack import Rows, pack_batch
 from hybrid.workers.process import ChildProcess
 
@@ -37,6 +37,16 @@ class Output(Struct, frozen=True):
     datatype: str
     array: np.ndarray[Any, Any]
     finite: bool
+
+
+class BatchOrder(Struct, frozen=True):
+    """A batch to run: where, how many rows, how long it should take and how long it may take at most."""
+
+    id: int
+    worker: int
+    rows: int
+    expected_s: float
+    limit_s: float
 
 
 class Listener(Protocol):
@@ -128,20 +138,19 @@ class WorkerPool:
 
     # Batches -------------------------------------------------------------------------------------------------------
 
-    def send(self, worker: int, batch: int, pieces: Sequence[Rows], rows: int, pad: Mapping[str, int]) -> None:
-        """Copy a batch into a free slot of the worker and let it run.
+    def send(self, batch: BatchOrder, pieces: Sequence[Rows], pad: Mapping[str, int]) -> None:
+        """Copy a batch into a free slot of its worker and let it run.
 
         Raises:
             MemoryError: no shared memory for the inputs; the slot stays free.
         """
-        member = self.members[worker]
+        member = self.members[batch.worker]
         slot = member.free[-1]
         slab = member.slots[slot].inputs
-        blocks = pack_batch(slab, pieces, rows, pad)
-        member.free.pop()
-        member.taken[batch] = slot
+        blocks = pack_batch(slab, pieces, batch.rows, pad)
+        member.take(batch.id, Taken(slot, batch.expected_s, batch.limit_s), self._clock())
         if member.child is not None:
-            member.child.send(wire.Run(batch, slot, rows, slab.size, blocks))
+            member.child.send(wire.Run(batch.id, slot, batch.rows, slab.size, blocks))
 
     def _on_event(self, member: Member, event: Any) -> None:
         kind = type(event)
@@ -157,7 +166,7 @@ class WorkerPool:
             member.start_error = event.text
 
     def _on_ran(self, member: Member, event: wire.Ran) -> None:
-        slot = member.slots[member.taken[event.batch_id]]
+        slot = member.slots[member.taken[event.batch_id].slot]
         data = slot.outputs.view(event.mapped)
         # Copied out so that the slot is free before anything is serialised: the worker's next batch goes first.
         outputs = [
@@ -171,9 +180,7 @@ class WorkerPool:
             self.listener.on_batch_ran(event.batch_id, outputs, event)
 
     def _free_slot(self, member: Member, batch: int) -> None:
-        slot = member.taken.pop(batch)
-        member.slots[slot].inputs.release()
-        member.free.append(slot)
+        member.give_back(batch, self._clock())
         if member.state is MemberState.RETIRING and not member.taken and member.child is not None:
             member.child.stop()
 
@@ -285,11 +292,19 @@ class WorkerPool:
             return
         if member.state is MemberState.STARTING and now - member.since > settings.start_timeout_s:
             self.kill(member.id, f"not ready after {settings.start_timeout_s:g} s")
-        elif member.state is MemberState.READY:
-            if now - child.heard_at > settings.heartbeat_timeout_s:
+        elif member.state in (MemberState.READY, MemberState.RETIRING):
+            overdue_s = member.overdue_s(now)
+            if overdue_s is not None:
+                self.kill(member.id, f"hung: its batch runs for {overdue_s:.1f} s")
+            elif now - child.heard_at > self._patience_s(member):
                 self.kill(member.id, f"silent for {now - child.heard_at:.1f} s")
             elif settings.rss_limit_bytes and child.rss_bytes > settings.rss_limit_bytes:
                 self._recycle(member, child.rss_bytes, settings.rss_limit_bytes)
+
+    def _patience_s(self, member: Member) -> float:
+        """An engine may hold the interpreter for a whole batch, so a busy worker may be silent for longer."""
+        longest = max((taken.expected_s for taken in member.taken.values()), default=0.0)
+        return max(self.model.workers.heartbeat_timeout_s, 3.0 * longest)
 
     def _recycle(self, member: Member, rss: int, limit: int) -> None:
         """Start a successor on the same seat; the old one works until it is ready."""
