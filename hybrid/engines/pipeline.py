@@ -5,7 +5,7 @@ Whatever goes wrong in a run leaves here as an `EngineFailure`, whoever raised i
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from hybrid.engines import postprocess as steps
 from hybrid.engines import warmup
 from hybrid.engines.base import Arrays, Engine, EngineFailure, MemoryFacts
 from hybrid.messages import FailureKind, Signature
+
+
+class Executed(NamedTuple):
+    """Outputs of a batch, seconds in the engine, seconds in the postprocess step."""
+
+    outputs: Arrays
+    compute_s: float
+    post_s: float
 
 
 class Pipeline:
@@ -47,10 +55,23 @@ class Pipeline:
             EngineFailure: OUTPUT when an output is missing or has another row count; else what the engine said, with
                 exceptions that it should not have let out as ENGINE or MEMORY.
         """
+        return self.run_timed(inputs, rows).outputs
+
+    def run_timed(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Executed:
+        """As `run`, and say how long the engine and the postprocess step took.
+
+        Raises:
+            EngineFailure: as `run`.
+        """
+        began = time.perf_counter()
         try:
             outputs = self._engine.run(inputs, rows)
             self._check_rows(outputs, rows)
-            return outputs if self._post is None else self._post(inputs, outputs)
+            computed = time.perf_counter()
+            if self._post is None:
+                return Executed(outputs, computed - began, 0.0)
+            outputs = self._post(inputs, outputs)
+            return Executed(outputs, computed - began, time.perf_counter() - computed)
         except EngineFailure:
             raise
         except MemoryError as error:

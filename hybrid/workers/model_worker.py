@@ -62,15 +62,12 @@ class ModelWorker:
         """Run the sizes that will be served, so that the first client pays for no allocation and no compilation."""
         pipeline = self._pipeline
         settings = start.model.batching
-        reason = pipeline.check_batchable(settings.tolerance) if start.max_batch > 1 else None
+        reason = pipeline.check_batchable(settings.tolerance, start.warm_length) if start.max_batch > 1 else None
         top = 1 if reason else start.max_batch
         warm: list[tuple[int, float]] = []
         for rows in dict.fromkeys((1, top)):
-            inputs = pipeline.example(rows, start.warm_length)
-            pipeline.run(inputs, rows)
-            started = time.perf_counter()
-            pipeline.run(inputs, rows)
-            warm.append((rows, time.perf_counter() - started))
+            pipeline.warm(rows, start.warm_length)
+            warm.append((rows, pipeline.warm(rows, start.warm_length)))
         return wire.Ready(
             signature=pipeline.signature,
             max_rows=self._engine.max_rows,
