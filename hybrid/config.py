@@ -102,7 +102,9 @@ class ImageSettings(Settings, frozen=True):
     input: str = "image"
     width: Positive = 224
     height: Positive = 224
-    resize: Literal["stretch", "crop", "fit"] = "stretch"  # crop: scale to `resize_to`, then centre crop
+    # stretch: straight to width x height. crop: short side to `resize_to`, then the centre. stretch_crop: to a square of
+    # `resize_to`, then the centre. fit: the whole picture, black bars. `resize_to` is max(width, height) when not set.
+    resize: Literal["stretch", "crop", "stretch_crop", "fit"] = "stretch"
     resize_to: Positive | None = None
     channels: Literal["rgb", "bgr"] = "rgb"
     layout: Literal["nhwc", "nchw"] = "nchw"

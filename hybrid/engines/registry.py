@@ -9,17 +9,20 @@ from typing import Final
 
 from hybrid.config import ModelSettings
 from hybrid.engines.base import Engine, EngineSettings
-from hybrid.errors import StartupError
+from hybrid.errors import ConfigError, StartupError
 
 _BY_SUFFIX: Final = {".onnx": "onnxruntime"}
 _PLANNED: Final = {".xml": "OpenVINO", ".pt": "PyTorch", ".pt2": "PyTorch"}
+#: What a model file may end in, those of engines to come included.
+MODEL_SUFFIXES: Final = (*_BY_SUFFIX, *_PLANNED)
 
 
 def engine_name(settings: ModelSettings) -> str:
     """Return the name of the engine that will load this model; imports nothing.
 
     Raises:
-        StartupError: no engine of this build takes such a file.
+        ConfigError: the file's suffix is none that any engine takes.
+        StartupError: the engine for such a file is not part of this build.
     """
     if settings.engine != "auto":
         return settings.engine
@@ -34,9 +37,7 @@ def engine_name(settings: ModelSettings) -> str:
             f"model {settings.name}: {settings.file} needs {_PLANNED[suffix]}, and this build has no such engine yet; "
             f"expected {known}"
         )
-    raise StartupError(
-        f"model {settings.name}: no engine takes `{settings.file}`; expected a file that ends in {known}"
-    )
+    raise ConfigError(f"model {settings.name}: no engine takes `{settings.file}`; expected a file that ends in {known}")
 
 
 def load_engine(settings: ModelSettings, run: EngineSettings) -> Engine:
