@@ -174,7 +174,8 @@ def _options(run: EngineSettings) -> ort.SessionOptions:
     # A memory pattern is planned and kept for each new input shape, and its one big block splits the arena badly when
     # shapes vary. MiniLM with 600 random shapes of 1-4 x 1-256 tokens, one thread, ORT 1.32: RSS settles at 306 MB
     # with both on, at 333 MB with extension by the requested size, at 291 MB with the arena on and patterns off, and
-    # had not settled with the arena off. A run at a fixed shape takes the same time in all of them.
+    # had not settled with the arena off. 1800 runs of 1 x 1-512: 294 MB with patterns, 281 MB without. A run at a
+    # fixed shape takes the same time in all of them.
     options.enable_cpu_mem_arena = True
     options.enable_mem_pattern = False
     return options

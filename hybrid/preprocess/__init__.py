@@ -1,0 +1,1 @@
+"""Text and images to tensors: pure transforms, and the pool of processes that runs them."""
