@@ -129,11 +129,11 @@ def _plan_block(plan: Plan) -> str:
     workers = f"{_count(plan.instances, 'worker')} x {_count(plan.threads_per_instance, 'thread')}"
     where = "on a simulated device" if plan.device == "simulated" else f"on {plan.device} with {plan.engine}"
     title = f"{plan.model} {where}: {workers}, {batch}, {wait}"
-    lines = [textwrap.fill(title, WIDTH)]
+    lines = [_fill(title)]
     for key in _ROWS:
         head = f"  {key:<{_KEY_WIDTH - 2}}{_value(plan, key):<{_VALUE_WIDTH}} "
         hanging = " " * (_KEY_WIDTH + _VALUE_WIDTH + 1)
-        lines.append(textwrap.fill(plan.reasons[key], WIDTH, initial_indent=head, subsequent_indent=hanging))
+        lines.append(_fill(plan.reasons[key], head, hanging))
     return "\n".join(lines)
 
 
@@ -152,7 +152,12 @@ def _value(plan: Plan, key: str) -> str:
 
 
 def _line(key: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{key:<14}", subsequent_indent=" " * 14)
+    return _fill(text, f"{key:<14}", " " * 14)
+
+
+def _fill(text: str, head: str = "", hanging: str = "") -> str:
+    """Wrap, but not at hyphens: names of profiles and models have them and must stay whole."""
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=hanging, break_on_hyphens=False)
 
 
 def _count(number: int, noun: str) -> str:

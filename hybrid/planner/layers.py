@@ -48,7 +48,7 @@ class Choices:
             return guess
         source, value = found
         if value == guess:
-            self.reasons[key] = f"{why} ({source} says the same.)".strip()
+            self.reasons[key] = f"{why} ({source} agrees.)".strip()
         else:
             shown = f"{guess:g}" if isinstance(guess, float) else guess
             self.reasons[key] = f"Set by {source}; the first guess was {shown}."
@@ -69,7 +69,7 @@ def layers_of(
     first guess, no more: its `[plan]` must not undo what the author of a model wrote down. A model on a device of its
     own (simulated) takes only the table with its name, because `[plan]` is about this machine.
     """
-    author = Layer("model.toml", _from_model(model))
+    author = Layer("the model's settings", _from_model(model))
     layers = [Layer("command line", flags)]
     if profile is None:
         return (*layers, author)

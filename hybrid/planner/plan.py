@@ -189,7 +189,7 @@ def _size_edges(model: ModelSettings) -> tuple[tuple[int, ...], str]:
     if list(edges) != sorted(set(edges)):
         raise ConfigError(f"model `{model.name}`: `batching.size_edges`: expected rising numbers, got {list(edges)}")
     if edges:
-        return edges, "Set by model.toml: requests of like size share a batch, so padding stays small."
+        return edges, "Set by the model's settings: requests of like size share a batch, so padding stays small."
     return edges, "One size class: the model names no edges."
 
 

@@ -1,0 +1,110 @@
+"""`hybrid`: the command group, and the one place where an error becomes a line and an exit code.
+
+Each verb lives in its own module, which is imported only when that verb runs: `hybrid --help` must not pay for numpy,
+and a broken engine must not break `hybrid machine`. Exit codes: 0 fine, 1 failed at run time, 2 bad usage or
+configuration.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Final
+
+import click
+
+from hybrid.errors import HybridError
+
+#: Verb -> (module, one line of help). The help stands here so that listing the verbs imports none of them.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "serve": ("hybrid.cli.serve", "Serve models over HTTP."),
+    "plan": ("hybrid.cli.plan", "Show how models would run on this machine, and why."),
+    "models": ("hybrid.cli.models", "List what can be served here."),
+    "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
+}
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module and return its command, which is named like the verb."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but an unknown verb is answered with the nearest known one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(COMMANDS)}"
+            ctx.fail(f"unknown command `{args[0]}`; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of verbs from the table instead of importing every module."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="hybrid-serve", message="hybrid %(version)s")
+def cli() -> None:
+    """An inference server that measures the machine and the model and picks the batching policy per device."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; every foreseen error ends as one line on stderr."""
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="hybrid", standalone_mode=False
+        )
+    except HybridError as error:
+        return _fail(error, str(error), error.exit_code)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "hybrid"
+        return _fail(error, f"{_lower(error.format_message()).rstrip('.')} (see `{command} --help`)", error.exit_code)
+    except click.ClickException as error:
+        return _fail(error, error.format_message(), error.exit_code)
+    except click.Abort:
+        return _INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`head`, a pager) left. Python would complain again when it closes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def _fail(error: Exception, text: str, code: int) -> int:
+    if os.environ.get("HYBRID_DEBUG") == "1":
+        traceback.print_exception(error)
+    line = "; ".join(part.strip() for part in text.splitlines() if part.strip()).rstrip(".")
+    print(f"hybrid: error: {line or type(error).__name__}", file=sys.stderr)
+    return code
+
+
+def _lower(text: str) -> str:
+    """Click's messages begin with a capital; ours follow a colon."""
+    return text[:1].lower() + text[1:]

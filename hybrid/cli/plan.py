@@ -1,0 +1,27 @@
+"""`hybrid plan`: what `hybrid serve` would do with these models on this machine, without starting it."""
+
+import click
+
+from hybrid.cli.output import print_json
+from hybrid.models.catalog import builtin_names, resolve
+from hybrid.planner.explain import plan_json, plan_table
+from hybrid.planner.prepare import plan_here
+from hybrid.planner.profiles import AUTO
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL...]")
+@click.option("--profile", default=AUTO, show_default=True, help="auto, none, a name or a TOML file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with fixed keys: one object, or a list for several.")
+def plan(models: tuple[str, ...], profile: str, as_json: bool) -> None:
+    """Show how each MODEL would run here, with a reason for every number.
+
+    A MODEL is a path to a model file or folder, or a name from `hybrid models`. Without MODEL, the built-in models
+    that `hybrid serve` serves by itself. They are planned together, because they share the CPUs.
+    """
+    prepared = plan_here([resolve(model) for model in models or builtin_names()], profile)
+    if not as_json:
+        click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
+        return
+    objects = [plan_json(one) for one in prepared.plans]
+    print_json(objects[0] if len(objects) == 1 else objects)

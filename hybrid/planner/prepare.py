@@ -1,0 +1,51 @@
+"""From model settings to plans on this very machine: reads the machine, the profile and the sizes of model files.
+
+Owns nothing; it is the edge around the pure `plan`, shared by `hybrid plan` and `hybrid serve` so that the plan that is
+shown is the plan that is served.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from hybrid.config import ModelSettings
+from hybrid.facts import MachineFacts
+from hybrid.planner.machine import read_machine
+from hybrid.planner.plan import first_plan
+from hybrid.planner.profiles import AUTO, load_profile
+from hybrid.planner.types import Plan, PlanOverrides, Profile
+
+
+class Prepared(Struct, frozen=True):
+    """The plans, in the order of the models, and what they were made from."""
+
+    machine: MachineFacts
+    profile: Profile | None
+    plans: tuple[Plan, ...]
+
+
+def plan_here(
+    models: Sequence[ModelSettings], profile: str | Path = AUTO, flags: PlanOverrides | None = None
+) -> Prepared:
+    """Plan `models` for this machine and process.
+
+    Raises:
+        ConfigError: the profile is unknown or wrong, or overrides contradict each other.
+    """
+    machine = read_machine()
+    loaded = load_profile(profile, machine)
+    sizes = {model.name: file_bytes(Path(model.file)) for model in models if model.file}
+    return Prepared(machine, loaded, first_plan(machine, models, loaded, flags, sizes))
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a model file with its external weights (`model.onnx.data`, `model.onnx_data`); 0 when not there.
+
+    A missing file is no error here: the worker that loads it reports it with the engine's own words.
+    """
+    try:
+        beside = [other for other in path.parent.iterdir() if other.name.startswith(path.name)]
+        return sum(other.stat().st_size for other in beside if other == path or other.name.endswith("data"))
+    except OSError:
+        return 0
