@@ -60,7 +60,7 @@ FAILURES: Final = {
 _CATCH_ALL: Final = ("Fail", "RuntimeException", "EPFail", "RuntimeError")
 _MEMORY: Final = re.compile(
     r"bad_alloc|bad allocation|BFCArena|out of memory|failed to allocate|available memory of|could not allocate"
-    r"|SafeIntOnOverflow|cudaErrorMemoryAllocation",
+    r"|overflow|cudaErrorMemoryAllocation",
     re.IGNORECASE,
 )
 _SHAPE: Final = re.compile(r"\b(shapes?|dimensions?|broadcast|bounds|ind(ex|ices)|rank|axis)\b", re.IGNORECASE)

@@ -62,10 +62,10 @@ def batching_fault(run: Run, signature: Signature, tolerance: float, length: int
 
 def _difference(row: int, alone: Arrays, together: Arrays, tolerance: float) -> str | None:
     for name, single in alone.items():
-        one, many = single[0], together[name][row]
+        one, many = single[:1], together[name][row : row + 1]
         where = f"output `{name}`: row {row} of a batch of {CHECK_ROWS}"
         if one.shape != many.shape:
-            return f"{where} has shape {list(many.shape)}, alone it has {list(one.shape)}"
+            return f"{where} has shape {list(many.shape[1:])}, alone it has {list(one.shape[1:])}"
         if one.dtype.kind != "f":
             if not np.array_equal(one, many):
                 return f"{where} is not what the row alone gives"

@@ -173,14 +173,14 @@ def _resized(picture: Image.Image, s: ImageSettings) -> Image.Image:
         return canvas
     side = s.resize_to or max(target)
     if s.resize == "stretch_crop":
-        left, top = (side - s.width) // 2, (side - s.height) // 2
-        return picture.resize((side, side), _BILINEAR).crop((left, top, left + s.width, top + s.height))
+        x, y = (side - s.width) // 2, (side - s.height) // 2
+        return picture.resize((side, side), _BILINEAR).crop((x, y, x + s.width, y + s.height))
     # crop: only the part that is kept is scaled. Scaling the whole picture first would make millions of pixels of a
     # picture that is 60000 wide and 1 high.
     zoom = min(picture.size) / side
-    width, height = s.width * zoom, s.height * zoom
-    left, top = max(0.0, (picture.width - width) / 2), max(0.0, (picture.height - height) / 2)
-    right, bottom = min(left + width, picture.width), min(top + height, picture.height)
+    wide, high = s.width * zoom, s.height * zoom
+    left, top = max(0.0, (picture.width - wide) / 2), max(0.0, (picture.height - high) / 2)
+    right, bottom = min(left + wide, picture.width), min(top + high, picture.height)
     return picture.resize(target, _BILINEAR, (left, top, right, bottom))
 
 
