@@ -1,0 +1,1 @@
+"""One file per verb: arguments in, text and an exit code out."""

@@ -15,7 +15,7 @@ FIXED_MACHINE_KEYS = {"usable_cpus", "memory_limit_bytes", "isa", "numa_nodes", 
 BUDGET = CpuBudget(64, tuple(range(64)), 64, None, None, 64, "all 64 CPUs of the machine, no limit below that")
 MACHINE = MachineFacts(
     BUDGET,
-    23 << 30,
+    64 << 30,
     "cgroup v2 memory.max of /" + "x" * 150,
     "A CPU",
     "x86_64",

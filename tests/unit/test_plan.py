@@ -1,9 +1,10 @@
 """The first plan: what the rules say on machines that tests make up, and what holds on all of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -20,6 +21,7 @@ from hybrid.errors import ConfigError
 from hybrid.facts import CpuBudget, MachineFacts
 from hybrid.planner.placement import placement_order
 from hybrid.planner.plan import first_plan
+from hybrid.planner.prepare import file_bytes
 from hybrid.planner.types import Plan, PlanOverrides, Profile
 
 GIB = 1 << 30
@@ -251,6 +253,13 @@ def test_two_models_of_one_name_are_refused() -> None:
         first_plan(machine(), [model("a"), model("a")], None)
 
 
+def test_external_weights_count_as_part_of_the_model_file(tmp_path: Path) -> None:
+    for name, size in (("m.onnx", 10), ("m.onnx.data", 200), ("m.onnx_data", 3000), ("m.onnx.txt", 40_000)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    assert file_bytes(tmp_path / "m.onnx") == 3210
+    assert file_bytes(tmp_path / "nowhere" / "m.onnx") == 0
+
+
 def test_no_model_no_plan() -> None:
     assert first_plan(machine(), [], None) == ()
 
@@ -295,6 +304,7 @@ def check(on: MachineFacts, plans: tuple[Plan, ...], wanted: list[ModelSettings]
         assert all(text.endswith((".", ")")) and "\n" not in text for text in made.reasons.values())
 
 
+@settings(deadline=None, max_examples=60)
 @given(machines, models, sizes)
 def test_without_overrides_threads_never_exceed_the_cpus(
     on: MachineFacts, wanted: list[ModelSettings], size: int
@@ -319,6 +329,7 @@ overrides = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(machines, models, overrides, overrides, st.booleans())
 def test_with_any_overrides_cores_stay_disjoint_and_reasons_complete(
     on: MachineFacts, wanted: list[ModelSettings], general: PlanOverrides, named: PlanOverrides, automatic: bool
