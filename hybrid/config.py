@@ -51,7 +51,7 @@ class ServerSettings(Settings, frozen=True):
     admin_token: str | None = None
     tls: TlsFiles | None = None
     http: HttpLimits = HttpLimits()
-    default_timeout_s: Seconds = 60.0  # deadline of a request that names none; 0 = none
+    default_timeout_s: Seconds = 30.0  # deadline of a request that names none; 0 = none
     max_timeout_s: PositiveSeconds = 3600.0
     drain_delay_s: Seconds = 0.0  # keep accepting for this long after ready turned false
     drain_timeout_s: Seconds = 30.0

@@ -43,8 +43,20 @@ class Taken(Struct, frozen=True):
     """A batch that the worker has: its slot, how long it should run, and after how long the worker counts as hung."""
 
     slot: int
+    rows: int
     expected_s: float
     limit_s: float
+
+
+class SeatTotals:
+    """What all incarnations on one seat did together; never falls."""
+
+    __slots__ = ("batches_n", "busy_s", "rows_n")
+
+    def __init__(self) -> None:
+        self.batches_n = 0
+        self.rows_n = 0
+        self.busy_s = 0.0
 
 
 class Member:
@@ -62,8 +74,6 @@ class Member:
         self.child: ChildProcess | None = None
         self.start_error = ""
         self.batches_n = 0
-        self.rows_n = 0
-        self.busy_s = 0.0
 
     @property
     def productive(self) -> bool:

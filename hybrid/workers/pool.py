@@ -19,7 +19,7 @@ from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.arena import read_array
-from hybrid.workers.member import Member, MemberState, Taken
+from hybrid.workers.member import Member, MemberState, SeatTotals, Taken
 from hybrid.workers.pack import Rows, pack_batch
 from hybrid.workers.process import ChildProcess
 
@@ -84,6 +84,7 @@ class WorkerPool:
         self.listener: Listener | None = None
         self.members: dict[int, Member] = {}
         self.restarts_n = [0] * plan.instances
+        self.totals = [SeatTotals() for _ in range(plan.instances)]
         self.ends: dict[str, int] = {}
         self.last_end = [""] * plan.instances
         self.first_error = ""  # why the first start failed; the server gives up on it
@@ -148,7 +149,7 @@ class WorkerPool:
         slot = member.free[-1]
         slab = member.slots[slot].inputs
         blocks = pack_batch(slab, pieces, batch.rows, pad)
-        member.take(batch.id, Taken(slot, batch.expected_s, batch.limit_s), self._clock())
+        member.take(batch.id, Taken(slot, batch.rows, batch.expected_s, batch.limit_s), self._clock())
         if member.child is not None:
             member.child.send(wire.Run(batch.id, slot, batch.rows, slab.size, blocks))
 
@@ -166,14 +167,18 @@ class WorkerPool:
             member.start_error = event.text
 
     def _on_ran(self, member: Member, event: wire.Ran) -> None:
-        slot = member.slots[member.taken[event.batch_id].slot]
+        taken = member.taken[event.batch_id]
+        slot = member.slots[taken.slot]
         data = slot.outputs.view(event.mapped)
         # Copied out so that the slot is free before anything is serialised: the worker's next batch goes first.
         outputs = [
             Output(block.name, block.datatype, _own(read_array(data, block)), block.finite) for block in event.blocks
         ]
         member.batches_n += 1
-        member.busy_s += event.compute_s + event.post_s + event.copy_s
+        totals = self.totals[member.seat]
+        totals.batches_n += 1
+        totals.rows_n += taken.rows
+        totals.busy_s += event.compute_s + event.post_s + event.copy_s
         self._failures[member.seat] = 0
         self._free_slot(member, event.batch_id)
         if self.listener is not None:

@@ -70,11 +70,12 @@ class Run(Struct, frozen=True, tag="run"):
 
 
 class Transform(Struct, frozen=True, tag="transform"):
-    """Preprocess some rows, each an encoded item at (offset, length) of the input slab."""
+    """Preprocess some rows, each an encoded item at (offset, length) of the input slab, or small and `inline`."""
 
     job_id: int
     mapped: int
     items: tuple[tuple[int, int], ...]
+    inline: tuple[bytes, ...] = ()
 
 
 class Stop(Struct, frozen=True, tag="stop"):
@@ -120,19 +121,21 @@ class RunFailed(Struct, frozen=True, tag="run_failed"):
 
 
 class Row(Struct, frozen=True, array_like=True):
-    """One preprocessed row: its compact arrays, or why it was refused."""
+    """One preprocessed row: its compact arrays, or why there are none; `ours` says that the item is not to blame."""
 
     blocks: tuple[Block, ...] = ()
     error: str | None = None
+    ours: bool = False
 
 
 class Transformed(Struct, frozen=True, tag="transformed"):
-    """The rows of a job, in order."""
+    """The rows of a job, in order. Blocks lie in `data`, or in the output slab when `mapped` is above 0."""
 
     job_id: int
     mapped: int
     rows: tuple[Row, ...]
     seconds: float
+    data: bytes = b""
 
 
 class Beat(Struct, frozen=True, tag="beat"):

@@ -1,0 +1,200 @@
+"""The composition root: builds every part from the plan, starts them in order and stops them in reverse.
+
+Order of starting: bind the port (so that a taken port costs no model load), start processes, wait until warm, ready.
+Order of stopping: ready off, drain delay, refuse new work, finish what was accepted, stop processes, close the port.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+
+import msgspec
+from msgspec import Struct
+
+from hybrid.clock import MonotonicClock
+from hybrid.config import ModelSettings, ServerSettings
+from hybrid.errors import StartupError
+from hybrid.frontend.admission import Admission
+from hybrid.frontend.handler import Handler
+from hybrid.frontend.http import HttpServer
+from hybrid.frontend.ops import Operations
+from hybrid.planner.explain import plan_json
+from hybrid.planner.prepare import Prepared
+from hybrid.serving.model import ServedModel
+from hybrid.serving.observe import Observer
+from hybrid.serving.repository import Repository
+from hybrid.telemetry.logs import LogHub
+from hybrid.telemetry.metrics import render
+
+log = logging.getLogger("hybrid.app")
+
+_LAG_PROBE_S = 0.1
+_STOP_PROCESSES_S = 3.0
+
+
+class ForcedExit(StartupError):
+    """A second signal came while draining."""
+
+
+class Blueprint(Struct, frozen=True):
+    """What to build: settings, models and their plans, in the same order."""
+
+    server: ServerSettings
+    models: tuple[ModelSettings, ...]
+    prepared: Prepared
+
+
+class App:
+    """One server. `run` starts it, serves until a signal, and stops it; nothing is left behind however it ends."""
+
+    def __init__(self, blueprint: Blueprint, hub: LogHub) -> None:
+        self._blueprint = blueprint
+        self._hub = hub
+        self._clock = MonotonicClock()
+        self._state, self._why = "starting", "models are loading"
+        self._signals: list[str] = []
+        self._signalled = asyncio.Event()
+        self.port = 0
+
+    async def run(self, on_ready: Callable[[int], None]) -> None:
+        """Serve until SIGTERM or SIGINT; `on_ready` is called with the port once every model is warm.
+
+        Raises:
+            StartupError: it cannot start; nothing is left running.
+            ForcedExit: a second signal came while it was draining.
+        """
+        loop = asyncio.get_running_loop()
+        self._build(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        server = self._blueprint.server
+        try:
+            self.port = await self._http.start(server.host, server.port, server.tls)
+            for model in self._repository:
+                model.start()
+            self._probe_lag()
+            if await self._until_signal(self._wait_ready()):
+                on_ready(self.port)
+                await self._signalled.wait()
+            await self._stop()
+        finally:
+            await self._kill()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    # Building ------------------------------------------------------------------------------------------------------
+
+    def _build(self, loop: asyncio.AbstractEventLoop) -> None:
+        blueprint = self._blueprint
+        models = [
+            ServedModel(settings, plan, self._hub, loop, self._clock)
+            for settings, plan in zip(blueprint.models, blueprint.prepared.plans, strict=True)
+        ]
+        self._loop = loop
+        self._repository = Repository(models)
+        operations = Operations(
+            snapshot=lambda: self._observer.encoded(),
+            metrics=lambda: render(self._observer.snapshot()),
+            plan=self._encoded_plan,
+            loop=loop,
+        )
+        self._operations = operations
+        self._handler = Handler(self._repository, Admission(blueprint.server), operations, loop)
+        self._http = HttpServer(self._handler, blueprint.server.http)
+        machine = blueprint.prepared.machine
+        self._observer = Observer(self._repository, self._http, machine, lambda: (self._state, self._why), self._clock)
+
+    def _encoded_plan(self) -> bytes:
+        return msgspec.json.encode([plan_json(model.plan) for model in self._repository])
+
+    # Life ----------------------------------------------------------------------------------------------------------
+
+    async def _wait_ready(self) -> None:
+        await asyncio.gather(*(model.wait_ready() for model in self._repository))
+        self._state, self._why = "ready", ""
+
+    async def _until_signal(self, starting: Coroutine[None, None, None]) -> bool:
+        """Wait for the start or for a signal, whichever is first; return whether the start finished."""
+        start = asyncio.ensure_future(starting)
+        stop = asyncio.ensure_future(self._signalled.wait())
+        try:
+            await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+            return start.done()
+        finally:
+            start.cancel()
+            stop.cancel()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals.append(number.name)
+        self._signalled.set()
+
+    async def _stop(self) -> None:
+        """Drain: every accepted request is answered unless the time limit passes or a second signal comes."""
+        server = self._blueprint.server
+        self._state, self._why = "draining", f"{self._signals[0]} received"
+        self._handler.draining = True
+        log.info("%s: draining, at most %g s", self._signals[0], server.drain_delay_s + server.drain_timeout_s)
+        await self._pause(server.drain_delay_s)
+        self._http.stop_accepting()
+        self._http.begin_drain()
+        for model in self._repository:
+            model.drain()
+        self._operations.close()
+        ends_at = self._clock() + server.drain_timeout_s
+        while self._http.stats().inflight and self._clock() < ends_at:
+            await self._pause(0.02)
+        dropped = await self._http.close(0.5)
+        if dropped:
+            log.error("drain time is over: %d requests were dropped", dropped)
+        await asyncio.gather(*(model.stop(_STOP_PROCESSES_S) for model in self._repository))
+        self._state = "stopped"
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not past a second signal."""
+        ends_at = self._clock() + seconds
+        while True:
+            if len(self._signals) > 1:
+                raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
+            left = ends_at - self._clock()
+            if left <= 0:
+                return
+            await asyncio.sleep(min(left, 0.05))
+
+    async def _kill(self) -> None:
+        """End whatever still runs; a no-op after a clean stop."""
+        await self._http.close(0.0)
+        await asyncio.gather(*(model.stop(0.0) for model in self._repository))
+        if self._lag_timer is not None:
+            self._lag_timer.cancel()
+
+    _lag_timer: asyncio.TimerHandle | None = None
+
+    def _probe_lag(self, due: float = 0.0) -> None:
+        now = self._clock()
+        if due:
+            self._observer.loop_lag.observe(max(0.0, now - due))
+        self._lag_timer = self._loop.call_later(_LAG_PROBE_S, self._probe_lag, now + _LAG_PROBE_S)
+
+
+def serve(blueprint: Blueprint, hub: LogHub, on_ready: Callable[[int], None]) -> None:
+    """Run a server in this process until it is told to stop.
+
+    Raises:
+        StartupError: it cannot start, or was forced to stop.
+    """
+    import uvloop  # the only place that needs it: a client of this package does not
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(App(blueprint, hub).run(on_ready))
+
+
+def overlong_deadlines(server: ServerSettings) -> str | None:
+    """Return a warning when requests may be allowed to run for longer than a drain waits."""
+    longest = server.default_timeout_s or server.max_timeout_s
+    drain = server.drain_timeout_s
+    if longest <= drain:
+        return None
+    return f"default_timeout_s {longest:g} is longer than drain_timeout_s {drain:g}: a drain may cut such requests"

@@ -1,0 +1,93 @@
+"""`hybrid serve`: plan, print the plan and how to call it, serve until told to stop."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hybrid.app import Blueprint, overlong_deadlines
+from hybrid.app import serve as run_server
+from hybrid.cli.example import curl_line
+from hybrid.config import Config
+from hybrid.config_file import load_config
+from hybrid.errors import StartupError
+from hybrid.models.catalog import builtin_names, resolve
+from hybrid.planner.explain import plan_table
+from hybrid.planner.prepare import plan_here
+from hybrid.planner.types import PlanOverrides
+from hybrid.telemetry.logs import setup_logging
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL...]")
+@click.option("--profile", default=None, help="auto, none, a name or a TOML file.")
+@click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, default=None, help="Port to listen on; 0 takes a free one.  [default: 8000]")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), default=None, help="TOML file with settings.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
+@click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
+@click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
+@click.option("--max-wait-ms", type=click.FloatRange(min=0), default=None, help="Longest wait for a fuller batch.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=None)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default=None)
+def serve(
+    models: tuple[str, ...],
+    profile: str | None,
+    host: str | None,
+    port: int | None,
+    config_file: Path | None,
+    **flags: object,
+) -> None:
+    """Serve each MODEL over HTTP until SIGTERM or Ctrl-C.
+
+    A MODEL is a path to a model file or folder, or a name from `hybrid models`. Without MODEL, the built-in models
+    are served.
+    """
+    overrides = {
+        "models": models or None,
+        "profile": profile,
+        "server.host": host,
+        "server.port": port,
+        "server.log_level": flags["log_level"],
+        "server.log_format": flags["log_format"],
+    }
+    config = load_config(config_file, os.environ, overrides)
+    _serve(config, _plan_overrides(flags))
+
+
+def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
+    numbers = {
+        "instances": flags["workers"],
+        "threads_per_instance": flags["threads"],
+        "max_batch": flags["max_batch"],
+        "max_wait_ms": flags["max_wait_ms"],
+    }
+    return PlanOverrides(**{key: value for key, value in numbers.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _serve(config: Config, overrides: PlanOverrides) -> None:
+    models = tuple(resolve(name) for name in config.models or builtin_names())
+    prepared = plan_here(models, config.profile, overrides)
+    server = config.server
+    click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
+    warning = overlong_deadlines(server)
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
+    sys.stdout.flush()
+
+    def announce(port: int) -> None:
+        scheme = "https" if server.tls is not None else "http"
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        base = f"{scheme}://{host}:{port}"
+        click.echo(f"\nready on {base}  (models: {', '.join(model.name for model in models)})")
+        click.echo(f"try:\n  {curl_line(base, models[0], bool(server.api_keys))}")
+        sys.stdout.flush()
+
+    hub = setup_logging(server.log_level, server.log_format)
+    try:
+        run_server(Blueprint(server, models, prepared), hub, announce)
+    except OSError as error:
+        raise StartupError(f"cannot start: {error}") from error
+    finally:
+        hub.close(1.0)

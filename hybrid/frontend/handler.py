@@ -1,0 +1,190 @@
+"""HTTP requests in, HTTP answers out: the Open Inference Protocol over `serving`.
+
+Owns routing. Inference has a table of exact paths, so that the hot path does no parsing; all else is split by segments.
+Bodies over a megabyte are decoded one per turn of the loop, so that health probes get in between.
+"""
+
+import asyncio
+import time
+from collections import deque
+from typing import Final
+from urllib.parse import unquote
+
+from hybrid import __version__
+from hybrid.errors import BadRequest, ClientGone, HybridError, MethodNotAllowed, NotFound, NotReady
+from hybrid.frontend.admission import Admission
+from hybrid.frontend.exchange import Exchange
+from hybrid.frontend.ops import Operations
+from hybrid.messages import InferRequest, InferResponse
+from hybrid.protocol.oip_decode import decode_infer
+from hybrid.protocol.oip_encode import encode_infer
+from hybrid.protocol.oip_meta import (
+    IndexEntry,
+    encode_index,
+    encode_live,
+    encode_metadata,
+    encode_model_ready,
+    encode_ready,
+    encode_server_metadata,
+)
+from hybrid.serving.inference import Inference
+from hybrid.serving.model import ServedModel
+from hybrid.serving.repository import Repository
+from hybrid.serving.stats import model_stats
+
+_HEAVY_BYTES: Final = 1 << 20
+_EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
+
+
+class Handler:
+    """Answers every exchange, at once or when its inference ends."""
+
+    def __init__(
+        self, repository: Repository, admission: Admission, operations: Operations, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.draining = False
+        self._repository = repository
+        self._admission = admission
+        self._operations = operations
+        self._loop = loop
+        self._infer_paths: dict[str, ServedModel] = {}
+        self._heavy: deque[tuple[Exchange, ServedModel]] = deque()
+        for model in repository:
+            self._infer_paths[f"/v2/models/{model.name}/versions/{model.version}/infer"] = model
+            if repository.get(model.name) is model:
+                self._infer_paths[f"/v2/models/{model.name}/infer"] = model
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Take an exchange; it is answered exactly once, now or later."""
+        try:
+            model = self._infer_paths.get(exchange.path)
+            if model is not None and exchange.method == "POST":
+                self._admission.authorise(exchange.headers)
+                if len(exchange.body) > _HEAVY_BYTES:
+                    self._defer(exchange, model)
+                else:
+                    self._infer(exchange, model)
+            else:
+                self._route(exchange)
+        except HybridError as error:
+            exchange.fail(error)
+
+    # Inference -----------------------------------------------------------------------------------------------------
+
+    def _infer(self, exchange: Exchange, model: ServedModel) -> None:
+        began = time.monotonic()
+        try:
+            if self.draining:
+                raise NotReady("the server is draining and takes no new requests")
+            headers = exchange.headers
+            length = headers.get(b"inference-header-content-length")
+            request = decode_infer(exchange.body, None if length is None else _header_length(length))
+            deadline = self._admission.deadline(exchange.received_at, request.timeout_s, headers)
+        except HybridError as error:
+            model.tally.failed(error)
+            raise
+        inference = Inference(model, request, exchange.received_at, time.monotonic() - began)
+        inference.start(deadline, lambda answer: _reply(exchange, model, request, answer))
+        exchange.on_disconnect = inference.cancel
+
+    def _defer(self, exchange: Exchange, model: ServedModel) -> None:
+        self._heavy.append((exchange, model))
+        if len(self._heavy) == 1:
+            self._loop.call_soon(self._next_heavy)
+
+    def _next_heavy(self) -> None:
+        exchange, model = self._heavy.popleft()
+        if self._heavy:
+            # Not call_soon: that would run in the same turn, before the loop looks at its sockets again.
+            self._loop.call_later(0.0, self._next_heavy)
+        if exchange.disconnected:
+            model.tally.failed(ClientGone("the client left"))
+            return
+        try:
+            self._infer(exchange, model)
+        except HybridError as error:
+            exchange.fail(error)
+
+    # The rest ------------------------------------------------------------------------------------------------------
+
+    def _route(self, exchange: Exchange) -> None:
+        segments = [unquote(segment) for segment in exchange.path.strip("/").split("/")]
+        if segments[:2] == ["v2", "health"]:
+            self._health(exchange, segments[2:])
+            return
+        self._admission.authorise(exchange.headers)
+        if segments == ["v2"]:
+            _expect(exchange, "GET")
+            exchange.reply(200, encode_server_metadata("hybrid", __version__, _EXTENSIONS))
+        elif segments[:2] == ["v2", "models"] and len(segments) > 2:
+            self._model(exchange, segments[2], segments[3:])
+        elif segments == ["v2", "repository", "index"]:
+            _expect(exchange, "POST")
+            exchange.reply(200, encode_index([_index_entry(model) for model in self._repository]))
+        elif not self._operations.handle(exchange, segments):
+            raise NotFound(f"no such path: {exchange.path[:200]}")
+
+    def _health(self, exchange: Exchange, rest: list[str]) -> None:
+        _expect(exchange, "GET")
+        if rest == ["live"]:
+            exchange.reply(200, encode_live(True))
+        elif rest == ["ready"]:
+            ready = self._repository.ready and not self.draining
+            exchange.reply(200 if ready else 503, encode_ready(ready))
+        else:
+            raise NotFound(f"no such path: {exchange.path[:200]}")
+
+    def _model(self, exchange: Exchange, name: str, rest: list[str]) -> None:
+        version: str | None = None
+        if rest[:1] == ["versions"] and len(rest) > 1:
+            version, rest = rest[1], rest[2:]
+        model = self._repository.get(name, version)
+        if rest == ["infer"]:  # a percent-encoded spelling of a known path, or the wrong method
+            _expect(exchange, "POST")
+            self._infer(exchange, model)
+        elif not rest:
+            _expect(exchange, "GET")
+            versions = self._repository.versions(name) if version is None else [version]
+            exchange.reply(200, encode_metadata(name, versions, model.public_signature()))
+        elif rest == ["ready"]:
+            _expect(exchange, "GET")
+            ready = model.ready and not self.draining
+            exchange.reply(200 if ready else 503, encode_model_ready(name, ready))
+        elif rest == ["stats"]:
+            _expect(exchange, "GET")
+            exchange.reply(200, model_stats(model))
+        else:
+            raise NotFound(f"no such path: {exchange.path[:200]}")
+
+
+def _reply(exchange: Exchange, model: ServedModel, request: InferRequest, answer: InferResponse | HybridError) -> None:
+    if isinstance(answer, HybridError):
+        exchange.fail(answer)
+        return
+    began = time.monotonic()
+    try:
+        encoded = encode_infer(answer, request)
+    except HybridError as error:
+        model.tally.failed(error)
+        exchange.fail(error)
+        return
+    exchange.reply(200, encoded.body, encoded.content_type, encoded.extra)
+    now = time.monotonic()
+    model.tally.succeeded(answer.timings, now - began, now - exchange.received_at)
+
+
+def _header_length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 12:
+        shown = value.decode("latin-1")[:40]
+        raise BadRequest(f"header Inference-Header-Content-Length: expected a number of bytes, got {shown!r}")
+    return int(value)
+
+
+def _expect(exchange: Exchange, method: str) -> None:
+    if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
+        raise MethodNotAllowed(f"{exchange.path[:200]} takes {method}, got {exchange.method[:20]}", allow=method)
+
+
+def _index_entry(model: ServedModel) -> IndexEntry:
+    state = "READY" if model.ready else "LOADING" if model.signature is None else "UNAVAILABLE"
+    return IndexEntry(model.name, model.version, state, model.why_not_ready)

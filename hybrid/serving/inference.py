@@ -1,0 +1,236 @@
+"""One request on its way: check, preprocess, queue, answer. Protocol-neutral; front ends hand in and get messages.
+
+Callbacks and no coroutine: a task and a future per request would cost more than all of this does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hybrid.batching.queue import INFINITY, LaneKey, Outcome, Ticket
+from hybrid.errors import (
+    BadRequest,
+    ClientGone,
+    DeadlineExceeded,
+    HybridError,
+    InferenceFailed,
+    NotReady,
+    OutOfMemory,
+    OutputInvalid,
+    TooLarge,
+    WorkerLost,
+)
+from hybrid.messages import FailureKind, InferRequest, InferResponse, Tensor, TensorSpec, Timings
+from hybrid.preprocess.pool import Job, Prepared
+from hybrid.protocol.check import check_inputs
+from hybrid.serving.model import ServedModel
+
+DEFAULT_PRIORITY: Final = 5
+
+_FAILURES: Final[dict[FailureKind, type[HybridError]]] = {
+    FailureKind.INPUT: BadRequest,
+    FailureKind.ENGINE: InferenceFailed,
+    FailureKind.MEMORY: OutOfMemory,
+    FailureKind.OUTPUT: OutputInvalid,
+    FailureKind.LOST: WorkerLost,
+}
+
+Answer = InferResponse | HybridError
+
+
+class Inference:
+    """Takes one request through a model. `on_answer` is called exactly once after `start` returned, unless cancelled.
+
+    Times are monotonic seconds; `deadline` may be inf.
+    """
+
+    __slots__ = (
+        "_deadline", "_job", "_model", "_on_answer", "_parse_s", "_preprocess_s", "_received_at", "_request", "_ticket",
+    )  # fmt: skip
+
+    def __init__(self, model: ServedModel, request: InferRequest, received_at: float, parse_s: float) -> None:
+        self._model = model
+        self._request = request
+        self._received_at = received_at
+        self._parse_s = parse_s
+        self._preprocess_s = 0.0
+        self._deadline = INFINITY
+        self._on_answer: Callable[[Answer], None] | None = None
+        self._ticket: Ticket | None = None
+        self._job: Job | None = None
+
+    def start(self, deadline: float, on_answer: Callable[[Answer], None]) -> None:
+        """Check the request and send it on its way.
+
+        Raises:
+            HybridError: it was refused at once; `on_answer` will not be called. The refusal is counted.
+        """
+        self._deadline = deadline
+        self._on_answer = on_answer
+        model = self._model
+        try:
+            if model.signature is None or not model.ready:
+                raise NotReady(f"model {model.name} is not ready: {model.why_not_ready}")
+            encoded = self._encoded_input()
+            if encoded is None:
+                rows = check_inputs(self._request, model.signature.inputs, model.signature.outputs)
+                self._enqueue(self._in_model_order(model.signature.inputs), rows, 0)
+            else:
+                self._prepare(encoded)
+        except HybridError as error:
+            model.tally.failed(error)
+            raise
+
+    def cancel(self) -> None:
+        """The client left: nothing more is computed for it that has not started."""
+        if self._on_answer is None:
+            return
+        self._on_answer = None
+        if self._ticket is not None:
+            self._model.scheduler.cancel(self._ticket)
+        elif self._job is not None and self._model.preprocess is not None:
+            self._model.preprocess.cancel(self._job)
+        self._model.tally.failed(ClientGone("the client left"))
+
+    # Preprocess ----------------------------------------------------------------------------------------------------
+
+    def _encoded_input(self) -> Tensor | None:
+        """Return the tensor to preprocess, or None when the client sent the model's own tensors."""
+        preprocessor = self._model.preprocessor
+        if preprocessor is None:
+            return None
+        signature = self._model.signature
+        assert signature is not None
+        inputs = self._request.inputs
+        names = {spec.name for spec in signature.inputs}
+        if preprocessor.input.name not in names and any(tensor.name in names for tensor in inputs):
+            return None
+        array = inputs[0].array if len(inputs) == 1 else None
+        request = self._request
+        if array is not None and array.ndim == 2 and array.shape[1] == 1:
+            # Clients of servers with a batch dimension of its own send [n, 1]; the same rows as [n].
+            flat = Tensor(inputs[0].name, inputs[0].datatype, array.reshape(-1))
+            request = InferRequest(inputs=(flat,), outputs=request.outputs)
+        check_inputs(request, (preprocessor.input,), signature.outputs)
+        return request.inputs[0]
+
+    def _prepare(self, encoded: Tensor) -> None:
+        pool = self._model.preprocess
+        assert pool is not None
+        self._refuse_oversized(len(encoded.array))
+        items: list[bytes] = encoded.array.tolist()
+        self._job = pool.submit(items, self._deadline, self._on_prepared)
+
+    def _on_prepared(self, result: Prepared | HybridError) -> None:
+        self._job = None
+        if isinstance(result, HybridError):
+            self._answer_error(result)
+            return
+        self._preprocess_s = result.seconds
+        preprocessor = self._model.preprocessor
+        assert preprocessor is not None
+        try:
+            tensors = preprocessor.assemble(result.rows)
+            self._enqueue(tensors, len(result.rows), preprocessor.size(result.rows))
+        except HybridError as error:
+            self._answer_error(error)
+
+    # Queue ---------------------------------------------------------------------------------------------------------
+
+    def _in_model_order(self, specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
+        inputs = self._request.inputs
+        if len(inputs) == 1:
+            return inputs
+        by_name = {tensor.name: tensor for tensor in inputs}
+        return tuple(by_name[spec.name] for spec in specs)
+
+    def _refuse_oversized(self, rows: int) -> None:
+        limit = self._model.plan.queue_rows
+        if rows > limit:
+            raise TooLarge(f"{rows} rows in one request; the queue of {self._model.name} holds {limit} (queue_rows)")
+
+    def _enqueue(self, tensors: tuple[Tensor, ...], rows: int, size: int) -> None:
+        self._refuse_oversized(rows)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if nbytes > self._model.plan.queue_bytes:
+            limit = self._model.plan.queue_bytes
+            raise TooLarge(
+                f"{nbytes} bytes in one request; the queue of {self._model.name} holds {limit} (queue_bytes)"
+            )
+        settings = self._model.settings.batching
+        key, size = lane_of(tensors, settings.pad_inputs, self._model.plan.size_edges, size)
+        self._ticket = Ticket(
+            rows=rows,
+            payload=tensors,
+            nbytes=nbytes,
+            lane_key=key,
+            size=size,
+            priority=self._request.priority or DEFAULT_PRIORITY,
+            deadline=self._deadline,
+            on_done=self._on_done,
+        )
+        try:
+            self._model.scheduler.submit(self._ticket)
+        except HybridError:
+            self._ticket = None
+            raise
+
+    def _on_done(self, ticket: Ticket) -> None:
+        if ticket.outcome is Outcome.OK:
+            on_answer, self._on_answer = self._on_answer, None
+            if on_answer is not None:
+                on_answer(self._response(ticket))
+        else:
+            self._answer_error(self._error(ticket))
+
+    def _response(self, ticket: Ticket) -> InferResponse:
+        outputs = ticket.result
+        queue_s = ticket.sent_at - ticket.arrived
+        return InferResponse(
+            model_name=self._model.settings.name,
+            model_version=self._model.settings.version,
+            outputs=tuple([Tensor(out.name, out.datatype, out.array) for out in outputs]),
+            id=self._request.id,
+            timings=Timings(self._parse_s, self._preprocess_s, queue_s, ticket.copy_s, ticket.compute_s, ticket.post_s),
+            batch_rows=ticket.batch_rows,
+            finite=all([out.finite for out in outputs]),
+        )
+
+    def _error(self, ticket: Ticket) -> HybridError:
+        if ticket.outcome is Outcome.EXPIRED:
+            where = "executed" if ticket.sent_at else "waited in the queue"
+            return DeadlineExceeded(f"the deadline passed while the request {where}")
+        kind = ticket.failure or FailureKind.ENGINE
+        return _FAILURES[kind](f"model {self._model.name}: {ticket.failure_text}")
+
+    def _answer_error(self, error: HybridError) -> None:
+        on_answer, self._on_answer = self._on_answer, None
+        if on_answer is not None:
+            self._model.tally.failed(error)
+            on_answer(error)
+
+
+def lane_of(tensors: Sequence[Tensor], pad: dict[str, int], edges: Sequence[int], size: int) -> tuple[LaneKey, int]:
+    """Return which lane a request belongs to, and its size (the length along the padded dimension).
+
+    Tensors that may be padded share a lane per size class; all others must agree in every trailing dimension.
+    """
+    if len(tensors) == 1 and not pad:
+        only = tensors[0]
+        return LaneKey((only.datatype, only.array.shape[1:])), size
+    data_format: list[Any] = []
+    for tensor in tensors:
+        shape = tensor.array.shape[1:]
+        if tensor.name in pad and shape:
+            size = max(size, shape[0])
+            shape = shape[1:]
+        data_format.append((tensor.datatype, shape))
+    return LaneKey(tuple(data_format), _class_of(edges, size)), size
+
+
+def _class_of(edges: Sequence[int], size: int) -> str:
+    if not edges:
+        return "all"
+    position = int(np.searchsorted(edges, size))
+    return str(edges[position]) if position < len(edges) else f"{edges[-1]}+"

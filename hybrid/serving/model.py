@@ -1,0 +1,155 @@
+"""One served model: its plan, workers, batcher and preprocess pool, started and stopped together.
+
+Owns these parts. Knows no protocol; `inference` takes a request through them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from hybrid.batching.policy import BatchPolicy
+from hybrid.batching.scheduler import Scheduler
+from hybrid.config import ModelSettings
+from hybrid.errors import StartupError
+from hybrid.messages import Signature, TensorSpec
+from hybrid.planner.types import Plan
+from hybrid.preprocess.base import Preprocessor, build
+from hybrid.preprocess.pool import PreprocessPool
+from hybrid.serving.tally import Tally
+from hybrid.telemetry.logs import LogHub
+from hybrid.workers import wire
+from hybrid.workers.pool import WorkerPool
+
+log = logging.getLogger("hybrid.serving")
+
+
+class ServedModel:
+    """A model as the front ends see it."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        plan: Plan,
+        hub: LogHub,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.plan = plan
+        self.tally = Tally()
+        self.signature: Signature | None = None  # known once the first worker has loaded the model
+        self.preprocessor: Preprocessor | None = None
+        self.preprocess: PreprocessPool | None = None
+        if settings.preprocess.text is not None or settings.preprocess.image is not None:
+            self.preprocess = PreprocessPool(
+                settings.name, settings.preprocess, max(1, plan.preprocess_processes), hub, loop, clock
+            )
+        self.pool = WorkerPool(settings, plan, hub, loop, clock)
+        pad = settings.batching.pad_inputs
+        self.scheduler = Scheduler(policy_of(plan), self.pool, pad, loop, clock)
+        self.scheduler.on_ready = self._on_ready
+
+    @property
+    def name(self) -> str:
+        """The name clients use."""
+        return self.settings.name
+
+    @property
+    def version(self) -> str:
+        """The version clients may name."""
+        return self.settings.version
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now: at least one warmed worker, and one preprocess process if needed."""
+        return self.pool.ready > 0 and (self.preprocess is None or self.preprocess.ready > 0)
+
+    @property
+    def why_not_ready(self) -> str:
+        """One sentence on what is missing; empty when ready."""
+        if self.pool.ready == 0:
+            ends = [end for end in self.pool.last_end if end]
+            return f"no warmed worker{': ' + ends[-1] if ends else ', still starting'}"
+        if self.preprocess is not None and self.preprocess.ready == 0:
+            return "no preprocess process" + (f": {self.preprocess.first_error}" if self.preprocess.first_error else "")
+        return ""
+
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What clients are told to send: the encoded item where there is a preprocess step, else the model's inputs."""
+        if self.preprocessor is not None:
+            return (self.preprocessor.input,)
+        return self.signature.inputs if self.signature is not None else ()
+
+    def public_signature(self) -> Signature:
+        """The signature for metadata. Models with a preprocess step take their raw tensors as well."""
+        signature = self.signature or Signature((), ())
+        return Signature(inputs=self.inputs(), outputs=signature.outputs, platform=signature.platform)
+
+    def start(self) -> None:
+        """Start all processes; returns at once."""
+        self.pool.start()
+        if self.preprocess is not None:
+            self.preprocess.start()
+
+    async def wait_ready(self) -> None:
+        """Wait until every seat is warmed once.
+
+        Raises:
+            StartupError: a worker or preprocess process failed before it was ready; in its own words.
+        """
+        await _wait(
+            self.pool.changed, lambda: self._started(self.pool.ready, self.plan.instances, self.pool.first_error)
+        )
+        preprocess = self.preprocess
+        if preprocess is not None:
+            await _wait(preprocess.changed, lambda: self._started(preprocess.ready, 1, preprocess.first_error))
+
+    def drain(self) -> None:
+        """Take no new requests and release what waits."""
+        self.scheduler.drain()
+
+    async def stop(self, timeout_s: float) -> None:
+        """End all processes; those that do not leave in time are killed."""
+        parts = [self.pool.stop(timeout_s)]
+        if self.preprocess is not None:
+            parts.append(self.preprocess.stop(timeout_s))
+        await asyncio.gather(*parts)
+
+    def _started(self, ready: int, wanted: int, error: str) -> bool:
+        if ready >= wanted:
+            return True
+        if error:
+            raise StartupError(f"model {self.name} cannot start: {error}")
+        return False
+
+    def _on_ready(self, ready: wire.Ready) -> None:
+        """The engine reports what it has loaded; a model whose rows influence each other is not batched."""
+        if self.signature is None:
+            self.signature = ready.signature
+            if self.preprocess is not None:
+                self.preprocessor = build(self.settings.preprocess, ready.signature)
+        if ready.unbatchable is not None and self.plan.max_batch > 1:
+            log.warning("%s: batching is off: %s", self.name, ready.unbatchable)
+            reasons = self.plan.reasons | {"max_batch": f"1, found at load: {ready.unbatchable}"}
+            self.plan = replace(self.plan, max_batch=1, early_trigger=1, batching="off", reasons=reasons)
+            self.pool.plan = self.plan
+            self.scheduler.set_policy(policy_of(self.plan))
+
+
+def policy_of(plan: Plan) -> BatchPolicy:
+    """Return the numbers of a plan that batching needs."""
+    return BatchPolicy(
+        max_batch=plan.max_batch,
+        max_wait_s=plan.max_wait_s,
+        early_trigger=plan.early_trigger,
+        queue_rows=plan.queue_rows,
+        queue_bytes=plan.queue_bytes,
+    )
+
+
+async def _wait(changed: asyncio.Event, done: Callable[[], bool]) -> None:
+    while not done():
+        changed.clear()
+        await changed.wait()

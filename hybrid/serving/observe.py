@@ -1,0 +1,231 @@
+"""One Snapshot a second from the `stats` of every owner. Reads, never changes; nothing of a request is in it.
+
+Owns the sampler, the boot id and the sequence number.
+"""
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from hybrid import __version__
+from hybrid.batching.queue import Lane, LaneCounters
+from hybrid.facts import MachineFacts
+from hybrid.frontend.http import HttpServer
+from hybrid.serving.model import ServedModel
+from hybrid.serving.repository import Repository
+from hybrid.telemetry import snapshot as snap
+from hybrid.telemetry.histogram import Histogram
+from hybrid.telemetry.sampler import HostSample, Sampler
+from hybrid.workers.member import Member, MemberState
+
+PERIOD_S: Final = 1.0
+
+
+class Observer:
+    """Builds Snapshots. `state` is what the application says of itself: (state, why)."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        http: HttpServer,
+        machine: MachineFacts,
+        state: Callable[[], tuple[str, str]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.loop_lag = Histogram()
+        self._repository = repository
+        self._http = http
+        self._state = state
+        self._clock = clock
+        self._boot_id = uuid.uuid4().hex
+        self._sequence = 0
+        self._last_bytes = 0
+        self._sampler = Sampler(machine.cpu.cpus, machine.memory_limit_bytes)
+
+    def snapshot(self) -> snap.Snapshot:
+        """Return everything at this moment."""
+        began = time.perf_counter()
+        now = self._clock()
+        self._sequence += 1
+        sample = self._sampler.sample(now, self._pids())
+        state, why = self._state()
+        return snap.Snapshot(
+            boot_id=self._boot_id,
+            seq=self._sequence,
+            t_mono_s=now,
+            t_wall_s=time.time(),
+            period_s=PERIOD_S,
+            node=socket.gethostname(),
+            version=__version__,
+            state=state,
+            state_why=why,
+            host=sample.host,
+            front=self._front(),
+            models=tuple(_model(model, now) for model in self._repository),
+            workers=tuple(worker for model in self._repository for worker in _workers(model, now)),
+            memory=self._memory(sample),
+            absent=sample.absent | {"gpus": "not read by this version", "findings": "no rules in this version"},
+            cost=snap.Cost(build_s=time.perf_counter() - began, bytes=self._last_bytes),
+        )
+
+    def encoded(self) -> bytes:
+        """Return a fresh Snapshot as JSON."""
+        data = snap.encode(self.snapshot())
+        self._last_bytes = len(data)
+        return data
+
+    def _pids(self) -> dict[str, int]:
+        pids = {"server": os.getpid()}
+        for model in self._repository:
+            for member in model.pool.members.values():
+                if member.child is not None:
+                    pids[_owner(model, member)] = member.child.pid
+            if model.preprocess is not None:
+                for index, process in enumerate(model.preprocess.stats().processes):
+                    pids[f"p{index} {model.name}"] = process.pid
+        return pids
+
+    def _front(self) -> snap.Front:
+        http = self._http.stats()
+        pools = [model.preprocess.stats() for model in self._repository if model.preprocess is not None]
+        return snap.Front(
+            inflight=http.inflight,
+            conns=http.connections,
+            loop_lag=self.loop_lag.sparse(),
+            pre_busy_s=sum(pool.busy_s for pool in pools),
+            pre_threads=sum(pool.ready for pool in pools),
+            pre_queue=sum(pool.queued_items for pool in pools),
+            pre_items_n=sum(pool.items_n for pool in pools),
+            pre_rejected_n=sum(pool.failed_n for pool in pools),
+            pre_late_n=sum(pool.timeouts_n for pool in pools),
+            bytes_queued=http.body_bytes + sum(model.scheduler.state.held_bytes for model in self._repository),
+            outcomes=_sum_outcomes([model.tally.outcomes() for model in self._repository]),
+            http=snap.Http(
+                accepted_n=http.requests_n,
+                refused_n=http.refused_connections_n,
+                malformed_n=http.bad_requests_n,
+                timeouts_n=http.timeouts_n,
+            ),
+        )
+
+    @staticmethod
+    def _memory(sample: HostSample) -> tuple[snap.Mem, ...]:
+        roles = {"s": "server", "w": "worker", "p": "preprocess"}
+        return tuple(snap.Mem(owner=p.owner, role=roles[p.owner[0]], now=p.rss) for p in sample.processes)
+
+
+def _owner(model: ServedModel, member: Member) -> str:
+    suffix = " (next)" if member.state is MemberState.STARTING and model.pool.ready else ""
+    return f"w{member.seat} {model.name}{suffix}"
+
+
+def _sum_outcomes(parts: list[snap.Outcomes]) -> snap.Outcomes:
+    names = snap.Outcomes.__struct_fields__
+    return snap.Outcomes(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def _model(model: ServedModel, now: float) -> snap.Model:
+    plan = model.plan
+    return snap.Model(
+        name=model.name,
+        version=model.version,
+        state="ready" if model.ready else "loading" if model.signature is None else "unavailable",
+        slo_s=model.settings.slo_p99_ms / 1000.0 if model.settings.slo_p99_ms is not None else None,
+        queue_limit=plan.queue_rows,
+        outcomes=model.tally.outcomes(),
+        e2e=model.tally.e2e.sparse(),
+        stages=model.tally.stages(),
+        classes=_classes(model, now),
+        in_force=snap.InForce(
+            max_batch=plan.max_batch,
+            max_wait_s=plan.max_wait_s,
+            early_trigger=plan.early_trigger,
+            class_edges=plan.size_edges,
+            instances=plan.instances,
+            threads=plan.threads_per_instance,
+            device=plan.device,
+        ),
+        restarts_n=sum(model.pool.restarts_n),
+        worker_ends=tuple(snap.WorkerEnds(cause, n) for cause, n in sorted(model.pool.ends.items())),
+    )
+
+
+def _classes(model: ServedModel, now: float) -> tuple[snap.SizeClass, ...]:
+    lanes = model.scheduler.state.lanes
+    waiting: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        if lane.rows:
+            waiting.setdefault(lane.key.size_class, []).append(lane)
+    max_batch = model.plan.max_batch
+    return tuple(
+        _size_class(key, counters, waiting.get(key, []), max_batch, now) for key, counters in lanes.classes.items()
+    )
+
+
+def _size_class(key: str, counters: LaneCounters, waiting: list[Lane], max_batch: int, now: float) -> snap.SizeClass:
+    sizes = [0] * max(max_batch, max(counters.sizes_n, default=0))
+    for rows, count in counters.sizes_n.items():
+        sizes[rows - 1] = count
+    return snap.SizeClass(
+        key=key,
+        hi=int(key) if key.isdigit() else None,
+        depth=sum(lane.rows for lane in waiting),
+        oldest_s=max((now - lane.oldest() for lane in waiting), default=None),
+        arrived_n=counters.arrived_n,
+        batches_n=counters.batches_n,
+        items_n=counters.rows_n,
+        sizes_n=tuple(sizes),
+        released=snap.Released(**{f"{reason.value}_n": count for reason, count in counters.released.items()}),
+        pad_n=counters.pad_n,
+        real_n=counters.real_n,
+    )
+
+
+def _workers(model: ServedModel, now: float) -> list[snap.Worker]:
+    """One entry per seat, whether or not a process sits on it."""
+    by_seat: dict[int, Member] = {}
+    for member in model.pool.members.values():
+        if member.seat not in by_seat or member.state is MemberState.READY:
+            by_seat[member.seat] = member
+    return [_worker(model, seat, by_seat.get(seat), now) for seat in range(model.plan.instances)]
+
+
+def _worker(model: ServedModel, seat: int, member: Member | None, now: float) -> snap.Worker:
+    pool, plan = model.pool, model.plan
+    child = member.child if member is not None else None
+    running = next(iter(member.taken), None) if member is not None else None
+    batch = model.scheduler.state.batches.get(running) if running is not None else None
+    totals = pool.totals[seat]
+    return snap.Worker(
+        id=f"w{seat}",
+        model=model.name,
+        state=_worker_state(member),
+        device=plan.device,
+        pid=child.pid if child is not None else None,
+        cores=plan.cores[seat] if seat < len(plan.cores) else (),
+        threads=plan.threads_per_instance,
+        since_s=now - member.since if member is not None else 0.0,
+        beat_age_s=now - child.heard_at if child is not None else None,
+        batch_id=batch.id if batch is not None else None,
+        batch_items=batch.rows if batch is not None else None,
+        batch_age_s=now - batch.started_at if batch is not None else None,
+        batch_pred_s=model.scheduler.state.predicted_s(batch) if batch is not None else None,
+        busy_s=totals.busy_s,
+        cpu_s=child.cpu_s if child is not None else None,
+        batches_n=totals.batches_n,
+        items_n=totals.rows_n,
+        rss=child.rss_bytes if child is not None else None,
+        restarts_n=pool.restarts_n[seat],
+        last_end=pool.last_end[seat],
+    )
+
+
+def _worker_state(member: Member | None) -> str:
+    if member is None:
+        return "dead"
+    if member.state is MemberState.READY:
+        return "busy" if member.taken else "ready"
+    return {"starting": "starting", "retiring": "draining", "stopped": "draining"}[member.state.value]

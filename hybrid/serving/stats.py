@@ -1,0 +1,33 @@
+"""Per-model statistics in the form of the protocol's statistics extension."""
+
+import msgspec
+
+from hybrid.serving.model import ServedModel
+from hybrid.telemetry.histogram import Histogram
+
+
+def model_stats(model: ServedModel) -> bytes:
+    """Encode the answer of `GET /v2/models/{name}/stats`. Durations are sums in nanoseconds."""
+    tally = model.tally
+    classes = model.scheduler.state.lanes.classes.values()
+    failed = tally.bad_input_n + tally.queue_full_n + tally.late_n + tally.left_n + tally.failed_n + tally.cancelled_n
+    stats = {
+        "success": _duration(tally.e2e),
+        "fail": {"count": failed, "ns": 0},
+        "queue": _duration(tally.queue),
+        "compute_input": _duration(tally.copy),
+        "compute_infer": _duration(tally.compute),
+        "compute_output": _duration(tally.post),
+    }
+    entry = {
+        "name": model.name,
+        "version": model.version,
+        "inference_count": sum(counters.rows_n for counters in classes),
+        "execution_count": sum(counters.batches_n for counters in classes),
+        "inference_stats": stats,
+    }
+    return msgspec.json.encode({"model_stats": [entry]})
+
+
+def _duration(histogram: Histogram) -> dict[str, int]:
+    return {"count": histogram.count, "ns": round(histogram.sum_s * 1e9)}
