@@ -9,6 +9,7 @@
     │   ├── LengthRequired           411  INVALID_ARGUMENT
     │   ├── TooLarge                 413  RESOURCE_EXHAUSTED
     │   ├── UnsupportedEncoding      415  UNIMPLEMENTED
+    │   ├── ExpectationFailed        417  INVALID_ARGUMENT
     │   ├── HeadersTooLarge          431  RESOURCE_EXHAUSTED
     │   └── PoisonRefused            400  INVALID_ARGUMENT
     ├── QueueFull                    429  RESOURCE_EXHAUSTED   (carries retry_after_s)
@@ -112,6 +113,12 @@ class UnsupportedEncoding(BadRequest):
 
     status = 415
     grpc_code = "UNIMPLEMENTED"
+
+
+class ExpectationFailed(BadRequest):
+    """An `Expect` header that asks for something else than 100-continue."""
+
+    status = 417
 
 
 class HeadersTooLarge(BadRequest):

@@ -1,0 +1,120 @@
+"""Request bodies as they arrive: collected, decompressed, and never larger than the limit.
+
+Owns Content-Encoding. Must never know sockets, HTTP framing or what a body means.
+"""
+
+import zlib
+from typing import Final
+
+from hybrid.errors import BadRequest, TooLarge, UnsupportedEncoding
+
+#: Content codings a client may use, and the window bits that zlib wants; deflate is settled by its first bytes.
+_CODINGS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 0}
+#: Compressed input is inflated in slices, so that what zlib hands back as unused is copied in small pieces only.
+_SLICE: Final = 16 * 1024
+#: A body of millions of tiny pieces would cost more in object headers than in bytes: they are packed from here on.
+_MAX_PIECES: Final = 64
+_MAX_MEMBERS: Final = 1024
+
+
+def coding_of(header: bytes) -> bytes | None:
+    """Return the one coding that a Content-Encoding value names, or None for identity.
+
+    Raises:
+        UnsupportedEncoding: The coding is unknown, or several are chained.
+    """
+    coding = header.strip().lower()
+    if coding in (b"", b"identity"):
+        return None
+    if coding not in _CODINGS:
+        raise UnsupportedEncoding(
+            f"Content-Encoding: expected gzip, deflate or identity, got {header[:60].decode('latin-1')!r}"
+        )
+    return coding
+
+
+class BodyReader:
+    """Collects one body piece by piece; `size` is the number of decoded bytes held so far.
+
+    Args:
+        limit: Most decoded bytes that are accepted.
+        coding: A value of `coding_of`.
+    """
+
+    __slots__ = ("_coding", "_limit", "_members", "_packed", "_pieces", "_start", "_zlib", "size")
+
+    def __init__(self, limit: int, coding: bytes | None = None) -> None:
+        self.size = 0
+        self._limit = limit
+        self._coding = coding
+        self._pieces: list[bytes] = []
+        self._packed = bytearray()
+        self._zlib: zlib._Decompress | None = None
+        self._start = b""  # bytes of a stream too short to tell its kind
+        self._members = 0
+
+    def add(self, piece: bytes) -> None:
+        """Take the next bytes as they came over the wire.
+
+        Raises:
+            TooLarge: More than `limit` bytes after decoding.
+            BadRequest: Not a valid stream of the coding.
+        """
+        if self._coding is None:
+            self._store(piece)
+            return
+        for offset in range(0, len(piece), _SLICE):
+            self._inflate(piece[offset : offset + _SLICE])
+
+    def finish(self) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            BadRequest: The compressed stream is cut short.
+        """
+        if self._coding is not None and (self._zlib is not None or self._start):
+            raise BadRequest(f"body: {self._coding.decode()} stream ends too early")
+        if not self._packed:
+            return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._packed += b"".join(self._pieces)
+        return bytes(self._packed)
+
+    def _store(self, piece: bytes) -> None:
+        self.size += len(piece)
+        if self.size > self._limit:
+            raise TooLarge(f"body: expected at most {self._limit} bytes after decoding, got more")
+        self._pieces.append(piece)
+        if len(self._pieces) > _MAX_PIECES:
+            self._packed += b"".join(self._pieces)
+            self._pieces.clear()
+
+    def _inflate(self, data: bytes) -> None:
+        data = self._start + data
+        while data:
+            if self._zlib is None:
+                if len(data) < 2:
+                    break
+                self._zlib = self._open(data)
+            try:
+                out = self._zlib.decompress(data, self._limit - self.size + 1)
+            except zlib.error as exc:
+                raise BadRequest(f"body: not a valid {self._coding!r} stream ({exc})") from None
+            if out:
+                self._store(out)
+            if self._zlib.eof:
+                data, self._zlib = self._zlib.unused_data, None
+            else:
+                data = self._zlib.unconsumed_tail
+        self._start = data
+
+    def _open(self, head: bytes) -> "zlib._Decompress":
+        """Start the next stream. Only gzip may hold several; their number is bounded because an empty one costs CPU."""
+        self._members += 1
+        if self._members > (1 if self._coding == b"deflate" else _MAX_MEMBERS):
+            raise BadRequest("body: data after the end of the compressed stream")
+        bits = _CODINGS[self._coding or b""]
+        if (
+            not bits
+        ):  # "deflate" means zlib by the standard and raw deflate to some clients: a zlib header is a multiple of 31
+            bits = zlib.MAX_WBITS if head[0] & 15 == 8 and (head[0] * 256 + head[1]) % 31 == 0 else -zlib.MAX_WBITS
+        return zlib.decompressobj(bits)

@@ -1,0 +1,397 @@
+"""One client connection: requests to the handler, answers back in request order, and how a connection ends.
+
+Owns pipelining, backpressure and closing. It acts only through its transport and reads no clock but the one handed
+in, so tests drive it with bytes and a fake transport. Must never know models, batches or paths.
+
+After a refusal the connection lingers: input is dropped for a bounded time, because closing a socket with unread input
+resets it and the client would lose the answer.
+"""
+
+import asyncio
+import logging
+import math
+import socket
+from collections import deque
+from typing import Final, cast
+
+from hybrid.errors import HybridError, NotReady, SlowClient
+from hybrid.frontend import reply
+from hybrid.frontend.exchange import Exchange
+from hybrid.frontend.outbox import Outbox
+from hybrid.frontend.parser import BODY, DROP, HEAD, IDLE, RequestParser
+from hybrid.frontend.shared import Shared
+
+log = logging.getLogger(__name__)
+
+#: Input is parsed in slices: what one segment can hand out beyond `max_pipelined` is bounded by a slice.
+_SLICE: Final = 16 * 1024
+_STREAM_LIMIT_BYTES: Final = 1024 * 1024
+_LINGER_S: Final = 10.0
+_LINGER_BYTES: Final = 256 * 1024 * 1024
+_OVERLOAD_LINGER_S: Final = 1.0
+_MAX_OVERLOAD: Final = 256
+
+
+class Connection(asyncio.Protocol):
+    """The asyncio protocol of one client. `deadline` is when the sweeper must call `expire`.
+
+    Attributes of a connection are kept without __slots__: there is one per client, not per request.
+    """
+
+    _transport: asyncio.Transport
+    _outbox: Outbox
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._parser = RequestParser(shared.limits, self, self._admit)
+        self._queue: deque[Exchange] = deque()  # handed out; answers leave from the left
+        self._held: deque[Exchange] = deque()  # complete, but too many are out already
+        self._backlog: memoryview | None = None  # received, not parsed yet
+        self._counted_bytes = 0  # of an unfinished body, as counted in shared
+        self._dropped_bytes = 0
+        self._feeding = self._advancing = False  # inside the parser, inside the answer loop: neither may be re-entered
+        self._closing = self._eof = self._paused = False
+        self._peer: str | None = None
+        self.deadline = math.inf
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or say 503 at once when there are too many connections already."""
+        shared = self._shared
+        self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(self._transport)
+        if len(shared.connections) < shared.limits.max_connections:
+            shared.connections.add(self)
+            self.deadline = shared.clock() + shared.limits.idle_timeout_s
+            return
+        shared.refused_connections_n += 1
+        if len(shared.overload) >= _MAX_OVERLOAD:
+            self.abort()
+            return
+        shared.overload.add(self)
+        self._refuse(NotReady(f"too many connections: this server takes {shared.limits.max_connections}"))
+        self.deadline = shared.clock() + _OVERLOAD_LINGER_S
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came and hand out the requests in it."""
+        if self._parser.phase == DROP:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _LINGER_BYTES:
+                self.abort()
+            return
+        if self._backlog is not None or len(data) > _SLICE:
+            self._backlog = memoryview(data if self._backlog is None else bytes(self._backlog) + data)
+        else:
+            self._feed(data)
+        self._settle()
+
+    def eof_received(self) -> bool:
+        """The client will send no more: it left, or only closed its sending half. Open requests still get answers."""
+        self._eof = True
+        self._stop_parsing()
+        if self._closing or not (self._queue or self._held) or self._transport.get_extra_info("sslcontext") is not None:
+            return False  # TLS has no half-closed connections
+        self._shared.watch_half_closed(self)
+        return True
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: stop taking its requests."""
+        self._outbox.blocked = True
+        self._outbox.shrank()
+        self._settle()
+        self.deadline = self._shared.clock() + self._shared.limits.write_timeout_s
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._outbox.blocked = False
+        if not self._advancing and not self._feeding:
+            self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget everything; tell the handlers whose answers nobody waits for any more."""
+        shared = self._shared
+        shared.connections.discard(self)
+        shared.overload.discard(self)
+        self._closing = True
+        self.deadline = math.inf
+        self._stop_parsing()
+        shared.body_bytes -= sum(len(exchange.body) for exchange in self._held)
+        lost = [exchange for exchange in self._queue if not exchange.done]
+        self._queue.clear()
+        self._held.clear()
+        for exchange in lost:
+            self._done(exchange)
+            shared.disconnects_n += 1
+            exchange.disconnected = True
+            _notify(exchange)
+
+    # Called by the server.
+
+    @property
+    def busy(self) -> bool:
+        """Whether something would be lost by closing now: a request on its way in or out, or an unsent answer."""
+        if self._closing:
+            return self._outbox.unsent_bytes > 0
+        return bool(self._queue or self._held or self._backlog) or self._parser.phase in (HEAD, BODY)
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is open."""
+        if not self._closing and not self.busy:
+            self._close()
+
+    def end_streams(self) -> None:
+        """End all answers of unknown length properly; their writers are told."""
+        for exchange in [e for e in self._queue if e.streaming is not None and not e.done]:
+            _notify(exchange)
+            self.stream(exchange, b"" if exchange.http10 else reply.LAST_CHUNK, last=True)
+
+    def abort(self) -> None:
+        """Drop the client now."""
+        self._closing = True
+        self._transport.abort()
+
+    def expire(self, now: float) -> None:
+        """The deadline has passed."""
+        limits = self._shared.limits
+        phase = self._parser.phase
+        if self._outbox.unsent_bytes and (self._outbox.blocked or self._closing or phase == IDLE):
+            if self._outbox.shrank():
+                self.deadline = now + limits.write_timeout_s  # slow, but reading
+                return
+            self._shared.timeouts_n += 1
+            self.abort()
+        elif self._closing:
+            self.abort()
+        elif phase == IDLE:
+            self._close()
+        else:
+            self._shared.timeouts_n += 1
+            part, limit_s = ("headers", limits.header_timeout_s) if phase == HEAD else ("body", limits.body_timeout_s)
+            self._refuse(SlowClient(f"{part}: expected within {limit_s:g} s"))
+            self._settle()
+
+    # Called by the watcher of half-closed connections.
+
+    def waits_half_closed(self) -> bool:
+        """Whether the client, which has ended its stream, still waits for an answer."""
+        return not self._closing and bool(self._queue)
+
+    def probe(self) -> bool:
+        """Send an interim answer if HTTP allows one now; true when it was sent."""
+        if self._queue[0].http10 or self._queue[0].streaming is not None:
+            return False
+        self._transport.write(reply.CONTINUE)
+        return True
+
+    def was_reset(self) -> bool:
+        """Whether the client's kernel has reset the connection."""
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+    # Called by exchanges.
+
+    @property
+    def peer(self) -> str:
+        """Address of the client as host:port."""
+        if self._peer is None:
+            host, port = (self._transport.get_extra_info("peername") or ("unknown", 0))[:2]
+            self._peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._peer
+
+    def answered(self, exchange: Exchange) -> None:
+        """An exchange has its answer; it leaves when all before it have left."""
+        self._done(exchange)
+        if self._queue[0] is exchange and not self._advancing:
+            self._advance()
+
+    def stream(self, exchange: Exchange, data: bytes, *, last: bool) -> None:
+        """Send a part of an answer, or keep it until it is its turn. A client that does not read is dropped."""
+        if self._closing or exchange.done or exchange.streaming is None:
+            return
+        exchange.streaming.append(data)
+        if last:
+            self._done(exchange)
+        if self._queue[0] is exchange and not self._advancing:
+            self._advance()
+        if max(sum(map(len, exchange.streaming)), self._outbox.unsent_bytes) > _STREAM_LIMIT_BYTES:
+            log.warning("dropped %s: it does not read its stream", self.peer)
+            self.abort()
+
+    # Requests in.
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        self._feeding = True
+        error = self._parser.feed(data, self._shared.clock())
+        if error is not None:
+            self._shared.bad_requests_n += 1
+            self._refuse(error)
+        self._count_body()
+        self._feeding = False
+        self._outbox.flush()
+
+    def _feed_backlog(self) -> None:
+        """Parse slice by slice until more would be out than allowed."""
+        while self._backlog is not None and not (self._held or self._outbox.blocked or self._closing):
+            data, rest = self._backlog[:_SLICE], self._backlog[_SLICE:]
+            self._feed(data)
+            self._backlog = rest if rest and self._parser.phase != DROP else None
+
+    def _stop_parsing(self) -> None:
+        if self._parser.phase in (HEAD, BODY):
+            self._shared.disconnects_n += 1
+        self._parser.close()
+        self._backlog = None
+        self._count_body()
+
+    def _count_body(self) -> None:
+        change = self._parser.held_bytes - self._counted_bytes
+        if change:
+            self._counted_bytes += change
+            self._shared.body_bytes += change
+
+    def _refuse(self, error: HybridError) -> None:
+        self._admit(self._parser.refusal(error))
+        self._count_body()
+
+    def _admit(self, exchange: Exchange) -> None:
+        """Hand out a complete request, or hold it while too many are out."""
+        if self._closing:
+            return
+        self._shared.body_bytes += len(exchange.body)
+        if self._held or self._outbox.blocked or len(self._queue) >= self._shared.limits.max_pipelined:
+            self._held.append(exchange)
+        else:
+            self._hand_out(exchange)
+
+    def _hand_out(self, exchange: Exchange) -> None:
+        shared = self._shared
+        self._queue.append(exchange)
+        shared.inflight += 1
+        if exchange.refusal is not None:
+            exchange.fail(exchange.refusal)
+            return
+        shared.requests_n += 1
+        try:
+            shared.handler(exchange)
+        except HybridError as error:
+            if not exchange.replied:
+                exchange.fail(error)
+        except Exception:
+            log.exception("handler failed on %s %s", exchange.method, exchange.path)
+            if not exchange.replied:
+                exchange.fail(HybridError("internal error"))
+
+    # Answers out.
+
+    def _done(self, exchange: Exchange) -> None:
+        exchange.done = True
+        self._shared.inflight -= 1
+        self._shared.body_bytes -= len(exchange.body)
+
+    def _advance(self) -> None:
+        """Send every answer whose turn it is; hand out what was held because too many were out."""
+        self._advancing = True
+        queue = self._queue
+        while not self._closing:
+            if queue and self._send_first(queue[0]):
+                continue
+            if not self._held or self._outbox.blocked or len(queue) >= self._shared.limits.max_pipelined:
+                break
+            self._hand_out(self._held.popleft())
+        self._advancing = False
+        if not self._feeding:
+            self._outbox.flush()
+            self._settle()
+
+    def _send_first(self, exchange: Exchange) -> bool:
+        """Send what the oldest exchange has to send. True when it is finished and gone from the queue."""
+        if exchange.streaming is not None:
+            self._outbox.add(exchange.streaming)
+            exchange.streaming = []
+        if not exchange.done:
+            return False
+        self._queue.popleft()
+        last = exchange.close_after or (self._shared.draining and not self.busy)
+        if exchange.answer is not None:
+            status, body, content_type, extra = exchange.answer
+            if last:
+                extra += reply.CLOSE
+            elif exchange.http10:
+                extra += reply.KEEP_ALIVE
+            head_only = exchange.method == "HEAD"
+            self._outbox.add(reply.encode(status, body, content_type, extra, head_only=head_only))
+        if last or (self._eof and not self._queue and not self._held):
+            self._close(linger=exchange.refusal is not None)
+        return True
+
+    # Waiting and ending.
+
+    def _settle(self) -> None:
+        """After any change: go on with the backlog, pause or resume reading, set the deadline."""
+        if self._feeding:
+            return
+        if self._backlog is not None:
+            self._feed_backlog()
+        if self._closing:
+            return
+        if self._parser.wants_continue and not self._queue and not self._held:
+            self._parser.wants_continue = False
+            if not self._parser.held_bytes:
+                self._transport.write(reply.CONTINUE)
+        blocked = self._outbox.blocked or bool(self._held) or self._backlog is not None
+        if blocked is not self._paused and not self._eof:
+            self._pause_reading(blocked)
+        if not self._outbox.blocked:  # else it was set when that began
+            self._set_deadline()
+
+    def _pause_reading(self, pause: bool) -> None:
+        self._paused = pause
+        if self._transport.is_closing():
+            return
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+            self._parser.started_at = self._shared.clock()  # the client could not send meanwhile
+
+    def _set_deadline(self) -> None:
+        limits = self._shared.limits
+        phase = self._parser.phase
+        if phase == HEAD and not self._paused:
+            self.deadline = self._parser.started_at + limits.header_timeout_s
+        elif phase == BODY and not self._paused:
+            self.deadline = self._parser.started_at + limits.body_timeout_s
+        elif self._queue or self._paused:
+            self.deadline = math.inf
+        else:
+            self.deadline = self._shared.now + limits.idle_timeout_s
+
+    def _close(self, *, linger: bool = False) -> None:
+        """End the connection once the answers are sent. Lingering waits until the client has closed."""
+        self._outbox.flush()
+        self._closing = True
+        self._parser.close()
+        self._count_body()
+        self._outbox.shrank()
+        now = self._shared.clock()
+        if self._transport.is_closing():
+            return
+        if linger and not self._eof:
+            self.deadline = now + _LINGER_S
+            if self._paused:
+                self._transport.resume_reading()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        else:
+            self.deadline = now + self._shared.limits.write_timeout_s
+            self._transport.close()
+
+
+def _notify(exchange: Exchange) -> None:
+    if exchange.on_disconnect is None:
+        return
+    try:
+        exchange.on_disconnect()
+    except Exception:
+        log.exception("on_disconnect failed for %s %s", exchange.method, exchange.path)

@@ -1,0 +1,122 @@
+"""Listening sockets and TLS contexts, with one clear line for everything that can go wrong at start.
+
+Must never know HTTP.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from pathlib import Path
+
+from hybrid.config import TlsFiles
+from hybrid.errors import StartupError
+
+_BACKLOG = 2048
+_NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+async def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets for every address that `host` stands for, all on one port.
+
+    `::` takes IPv4 as well. Port 0 lets the kernel choose. Without SO_REUSEPORT, so a second server on the same port
+    fails. Addresses of a family that this machine lacks are skipped while another one works.
+
+    Raises:
+        StartupError: Unknown host, port in use, no permission.
+    """
+    name = host.removeprefix("[").removesuffix("]")
+    if not name:
+        raise StartupError("host is empty: use 127.0.0.1, 0.0.0.0 or ::")
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"host {host}: cannot be resolved ({getattr(error, 'strerror', error)})") from None
+    addresses = list(dict.fromkeys((int(info[0]), tuple[object, ...](info[4])) for info in infos))
+    for attempts_left in reversed(range(16)):
+        try:
+            return _listen_all(addresses, port)
+        except OSError as error:
+            if port or not attempts_left or error.errno != errno.EADDRINUSE:
+                raise StartupError(_explain(host, port, error)) from None
+    raise AssertionError("this is a bug")
+
+
+def tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a server context (TLS 1.2 or newer); with `client_ca`, clients must show a certificate.
+
+    Raises:
+        StartupError: A file is missing, unreadable or not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    for what, name in (("certificate", files.certificate), ("key", files.key), ("client_ca", files.client_ca)):
+        try:
+            if name is not None:
+                Path(name).read_bytes()
+        except OSError as error:
+            raise StartupError(f"tls.{what}: cannot read {name} ({error.strerror})") from None
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")  # never ask on the terminal
+    except (ssl.SSLError, ValueError) as error:
+        raise StartupError(f"tls: {files.certificate} and {files.key} are not a PEM pair ({_reason(error)})") from None
+    if files.client_ca is not None:
+        try:
+            context.load_verify_locations(files.client_ca)
+        except ssl.SSLError as error:
+            raise StartupError(f"tls.client_ca: {files.client_ca} is not a PEM file ({_reason(error)})") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _listen_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    skipped: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                sockets.append(_listen(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_FAMILY:
+                    raise
+                skipped = error
+            else:
+                port = sockets[0].getsockname()[1]  # all further addresses get the port the kernel chose for the first
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    if not sockets and skipped is not None:
+        raise skipped
+    return sockets
+
+
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only skips TIME_WAIT; a listener still blocks us
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        sock.setblocking(False)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _explain(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is already in use"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host}: no permission to listen there"
+    if error.errno in _NO_SUCH_FAMILY:
+        return f"host {host}: not an address of this machine"
+    return f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)
