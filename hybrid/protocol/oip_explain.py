@@ -99,5 +99,6 @@ def _not_a_number(text: bytes) -> str | None:
             if item.data is not UNSET:
                 read_json(item.datatype, item.shape, item.data)
         except TensorFault as fault:
-            return f"input {quote(item.name)}: {fault}; NaN and Infinity are not JSON, send the tensor as binary data"
+            plain = re.sub(r'"(-?(?:NaN|Infinity))"', r"\1", str(fault))
+            return f"input {quote(item.name)}: {plain}; NaN and Infinity are not JSON, send the tensor as binary data"
     return None

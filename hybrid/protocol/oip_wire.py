@@ -123,10 +123,11 @@ def read_tensors(
         except TensorFault as fault:
             raise BadRequest(f"{kind} {quote(item.name)}: {fault}") from fault
         tensors.append(Tensor(item.name, item.datatype, array))
-    if offset != len(body):
+    if header_length is not None and offset != len(body):
+        sum_bytes, left = offset - header_length, len(body) - header_length
         raise BadRequest(
-            f"{len(body) - offset} bytes are left over behind the binary data of the {kind}s: Inference-Header-Content-"
-            f"Length {header_length} and every binary_data_size add up to {offset} bytes, the body has {len(body)}"
+            f"the binary_data_size of all {kind}s add up to {sum_bytes} bytes, but {left} bytes are left in the body"
+            f" behind {header_length} bytes of JSON (Inference-Header-Content-Length)"
         )
     return tuple(tensors)
 

@@ -21,7 +21,7 @@ from hybrid.protocol.tensors import Array, Shape, TensorFault, element_count, sh
 
 #: Longer lists of numbers are read piece by piece: one Python object per element would cost 16 times their bytes.
 BIG_BYTES: Final = 1 << 20
-_PIECE_BYTES: Final = 1 << 18
+_PIECE_BYTES: Final = 1 << 16
 _WHITESPACE: Final = b" \t\r\n"
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{},"'))
 
@@ -112,7 +112,7 @@ def _read_big(codec: Codec, shape: Shape, count: int, text: bytes) -> Array:
         raise TensorFault(f"data is not nested as shape {show_shape(shape)}, nor one flat list of {count} elements")
     array = np.empty(count, codec.dtype)
     done = 0
-    for piece in _pieces(text.translate(None, b"[]")):
+    for piece in _pieces(text.translate(None, b"[]") if count else b""):
         values = _read_piece(codec, piece, done)
         array[done : done + len(values)] = build(codec, values, (len(values),), done)
         done += len(values)
@@ -130,7 +130,7 @@ def _has_structure(structure: bytes, shape: Shape, count: int) -> bool:
         return False
     expected = b""
     for size in reversed(shape):
-        expected = b"[" + b",".join([expected] * size) + b"]"
+        expected = b"[" + ((expected + b",") * size)[:-1] + b"]"
     return structure == expected
 
 
