@@ -32,12 +32,12 @@ class ImagePreprocessor:
     def __init__(self, settings: ImageSettings, signature: Signature) -> None:
         self._settings = settings
         self._input = TensorSpec(settings.input, "BYTES", (-1,))
-        limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and settings.max_pixels > limit:
-            raise StartupError(f"preprocess image: max_pixels is {settings.max_pixels}, Pillow takes at most {limit}")
+        _check_settings(settings)
         self._model_input = _model_input(settings, signature)
         self._scale, self._shift = _scaling(settings)
         self._plain = self._model_input.datatype == "UINT8"
+        if self._plain and not (self._scale is None and self._shift is None):
+            raise StartupError("preprocess image: the model takes UINT8, so scale, mean and std must stay 1, 0 and 1")
 
     @property
     def input(self) -> TensorSpec:
@@ -201,27 +201,30 @@ def _scaling(s: ImageSettings) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[
     )
 
 
-def _model_input(s: ImageSettings, signature: Signature) -> TensorSpec:
-    """The one input of the model, which must take pictures as the settings make them."""
-    wanted = (s.height, s.width, 3) if s.layout == "nhwc" else (3, s.height, s.width)
+def _check_settings(s: ImageSettings) -> None:
+    """What the types of the settings cannot say."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and s.max_pixels > limit:
+        raise StartupError(f"preprocess image: max_pixels is {s.max_pixels}, Pillow takes at most {limit}")
     if len(s.mean) != 3 or len(s.std) != 3 or 0.0 in s.std:
         raise StartupError("preprocess image: expected 3 numbers for mean and 3 for std, none of std 0")
     if s.resize in ("crop", "stretch_crop") and s.resize_to is not None and s.resize_to < max(s.width, s.height):
         raise StartupError(
             f"preprocess image: resize_to is {s.resize_to}, less than the {s.width} x {s.height} that are cut from it"
         )
+
+
+def _model_input(s: ImageSettings, signature: Signature) -> TensorSpec:
+    """The one input of the model, which must take pictures as the settings make them."""
     if len(signature.inputs) != 1:
         names = ", ".join(spec.name for spec in signature.inputs)
         raise StartupError(f"preprocess image makes one tensor; the model takes {names}")
     spec = signature.inputs[0]
+    wanted = (s.height, s.width, 3) if s.layout == "nhwc" else (3, s.height, s.width)
     fits = len(spec.shape) == 4 and all(d in (-1, w) for d, w in zip(spec.shape[1:], wanted, strict=True))
     if not fits or spec.datatype not in ("FP32", "FP16", "UINT8"):
         raise StartupError(
             f"preprocess image makes FP32, FP16 or UINT8 [-1, {', '.join(map(str, wanted))}] ({s.layout}); the model's "
             f"input `{spec.name}` is {spec.datatype} {list(spec.shape)}"
-        )
-    if spec.datatype == "UINT8" and _scaling(s) != (None, None):
-        raise StartupError(
-            f"preprocess image: the model's input `{spec.name}` is UINT8, so scale, mean and std stay 1, 0, 1"
         )
     return spec
