@@ -3,6 +3,7 @@
 Owns the wording of every mismatch between the two. Must never know a wire format: HTTP and gRPC call it alike.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from hybrid.errors import BadRequest
@@ -69,10 +70,10 @@ def _shape_fault(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def _names_fault(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> BadRequest:
-    names = [tensor.name for tensor in inputs]
-    expected = [spec.name for spec in specs]
-    twice = [name for index, name in enumerate(names) if name in names[:index]]
-    missing = [name for name in expected if name not in names]
+    names = Counter(tensor.name for tensor in inputs)
+    expected = {spec.name for spec in specs}
+    twice = [name for name, times in names.items() if times > 1]
+    missing = [spec.name for spec in specs if spec.name not in names]
     extra = [name for name in names if name not in expected]
     problems = []
     if twice:

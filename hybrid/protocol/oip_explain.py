@@ -22,6 +22,7 @@ _HINTS: Final = {
 }
 _ITEM = re.compile(r"^\.(input|output)s\[(\d+)\]\.?")
 _NOT_A_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
+#: Longer bodies are refused without a second look for the name of a tensor, which would cost as much as decoding.
 _NAMED_BYTES: Final = 1 << 20
 _NEAR_BYTES: Final = 20
 
@@ -40,7 +41,8 @@ def explain(text: bytes | memoryview, error: Exception, header_length: int | Non
         return BadRequest("body: JSON is nested too deeply")
     if isinstance(error, msgspec.ValidationError):
         return BadRequest(_misfit(text, error))
-    message = _not_a_number(bytes(text)) or f"body: {_malformed(bytes(text), error)}"
+    found = _not_a_number(bytes(text)) if len(text) <= _NAMED_BYTES else None
+    message = found or f"body: {_malformed(bytes(text), error)}"
     if header_length is not None:
         message += (
             f"; Inference-Header-Content-Length makes the first {header_length} bytes JSON: bytes, not characters"
@@ -56,7 +58,7 @@ def _misfit(text: bytes | memoryview, error: Exception) -> str:
     if item is not None:
         field = f"{item[1]} {_name(text, item[1], int(item[2]))}: {path[item.end() :]}".rstrip(": ")
     if path in _HINTS:
-        return f"{field}: expected {_HINTS[path]}, got {value}"
+        return f"{field}: expected {_HINTS[path]}, got {value or 'another value'}"
     came = "" if value is None else f" {value}" if ", got " in problem else f", got {value}"
     return f"{field}: {problem[:1].lower()}{problem[1:]}{came}"
 

@@ -19,6 +19,8 @@ Shape = tuple[int, ...]
 
 MAX_RANK: Final = 16
 MAX_ELEMENTS: Final = 1 << 40
+#: BYTES elements are Python objects: a body of empty strings would cost seconds and 20 times its size.
+MAX_STRINGS: Final = 1 << 20
 #: A tensor without elements brings no data that would bound its other dimensions, such as a billion rows of nothing.
 MAX_EMPTY: Final = 1 << 16
 
@@ -49,6 +51,16 @@ def element_count(shape: Shape) -> int:
     if count == 0 and math.prod(size or 1 for size in shape) > MAX_EMPTY:
         raise TensorFault(f"shape {show_shape(shape)} is empty, yet its other dimensions multiply to over {MAX_EMPTY}")
     return count
+
+
+def check_strings(count: int) -> None:
+    """Refuse BYTES tensors of more elements than the server handles one by one.
+
+    Raises:
+        TensorFault: too many.
+    """
+    if count > MAX_STRINGS:
+        raise TensorFault(f"{count} BYTES elements, at most {MAX_STRINGS} are taken; split the request")
 
 
 def known_datatype(datatype: str) -> np.dtype[Any]:
@@ -119,6 +131,7 @@ def _read_prefixed(shape: Shape, count: int, body: bytes | memoryview, offset: i
             f"{size} bytes of binary data cannot hold the {count} BYTES elements of shape {show_shape(shape)}:"
             f" element {size // _PREFIX.size} lacks its {_PREFIX.size}-byte length prefix"
         )
+    check_strings(count)
     end = offset + size
     elements = []
     for index in range(count):

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from hybrid.protocol.json_elements import Codec, build, codec_of, element_fault
 from hybrid.protocol.json_path import show_value
-from hybrid.protocol.tensors import Array, Shape, TensorFault, element_count, show_shape
+from hybrid.protocol.tensors import Array, Shape, TensorFault, check_strings, element_count, show_shape
 
 #: Longer lists of numbers are read piece by piece: one Python object per element would cost 16 times their bytes.
 BIG_BYTES: Final = 1 << 20
@@ -35,7 +35,9 @@ def read_json(datatype: str, shape: Shape, data: Raw) -> Array:
     """
     codec = codec_of(datatype)
     count = element_count(shape)
-    if memoryview(data).nbytes > BIG_BYTES and codec.code:
+    if not codec.code:
+        check_strings(count)
+    elif memoryview(data).nbytes > BIG_BYTES:
         return _read_big(codec, shape, count, bytes(data).translate(None, _WHITESPACE))
     try:
         values = codec.decoder.decode(data)

@@ -95,6 +95,24 @@ def test_memory_stays_near_the_size_of_the_body(nested):
     assert peak < 6 * len(body) + array.nbytes
 
 
+def test_too_many_strings():
+    body = b'{"inputs":[{"name":"x","shape":[2097152],"datatype":"BYTES","data":["a"]}]}'
+    with pytest.raises(BadRequest, match=r"'x'.*2097152.*1048576"):
+        oip.decode_infer(body, None)
+    binary = b'{"inputs":[{"name":"x","shape":[2097152],"datatype":"BYTES","parameters":{"binary_data_size":8388608}}]}'
+    with pytest.raises(BadRequest, match=r"'x'.*2097152.*1048576"):
+        oip.decode_infer(binary + bytes(8388608), len(binary))
+
+
+def test_malformed_bodies_too_long_for_a_second_look():
+    data = b"[" + b"1," * 600_000 + b"NaN]"
+    with pytest.raises(BadRequest, match=r"byte.*NaN"):
+        oip.decode_infer(b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":%s}]}' % data, None)
+    padding = b"p" * (1 << 20)
+    with pytest.raises(BadRequest, match=r"parameters.timeout: expected microseconds"):
+        oip.decode_infer(b'{"parameters":{"timeout":-1},"padding":"%s"}' % padding, None)
+
+
 def test_a_lying_shape_allocates_nothing():
     body = b'{"inputs":[{"name":"x","shape":[1000000000,1,1,1],"datatype":"FP32","data":[%s0]}]}' % (b"0," * 600_000)
     binary = b'{"inputs":[{"name":"x","shape":[4000000000],"datatype":"BYTES","parameters":{"binary_data_size":8}}]}'

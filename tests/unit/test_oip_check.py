@@ -52,6 +52,11 @@ def test_duplicate_input_is_named():
     refuse("'x'", "more than once", "missing input 'mask'", tensors=[tensor("x", 1, 4)] * 2)
 
 
+def test_many_inputs_are_refused_in_linear_time():
+    many = [tensor(str(index % 50_000), 1, 4) for index in range(60_000)]
+    refuse("more than once", "missing input 'x'", "unknown input", tensors=many)
+
+
 def test_datatype():
     refuse("'x'", "FP32", "FP64", tensors=[tensor("x", 1, 4, datatype="FP64")], specs=(X,))
 
