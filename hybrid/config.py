@@ -123,6 +123,7 @@ class PreprocessSettings(Settings, frozen=True):
     item_timeout_s: PositiveSeconds = 5.0
     processes: Positive | None = None
     queue_items: Positive = 1024
+    queue_bytes: Positive = 256 * 1024 * 1024
 
 
 class SimulatedSettings(Settings, frozen=True):
