@@ -22,7 +22,7 @@ from hybrid.errors import (
     WorkerLost,
 )
 from hybrid.messages import FailureKind, InferRequest, InferResponse, Tensor, TensorSpec, Timings
-from hybrid.preprocess.pool import Job, Prepared
+from hybrid.preprocess.job import Job, Prepared
 from hybrid.protocol.check import check_inputs
 from hybrid.serving.model import ServedModel
 
@@ -70,7 +70,7 @@ class Inference:
         self._on_answer = on_answer
         model = self._model
         try:
-            if model.signature is None or not model.ready:
+            if model.signature is None or not model.accepting:
                 raise NotReady(f"model {model.name} is not ready: {model.why_not_ready}")
             encoded = self._encoded_input()
             if encoded is None:

@@ -39,6 +39,7 @@ class ServedModel:
         self.settings = settings
         self.plan = plan
         self.tally = Tally()
+        self._start_error = ""
         self.signature: Signature | None = None  # known once the first worker has loaded the model
         self.preprocessor: Preprocessor | None = None
         self.preprocess: PreprocessPool | None = None
@@ -67,6 +68,16 @@ class ServedModel:
         return self.pool.ready > 0 and (self.preprocess is None or self.preprocess.ready > 0)
 
     @property
+    def accepting(self) -> bool:
+        """Whether a request is taken in: once loaded, also for the moment in which a lost worker is replaced.
+
+        Such a request waits in the queue within its bounds and its deadline instead of being bounced.
+        """
+        if self.ready:
+            return True
+        return self.signature is not None and not self.pool.failing
+
+    @property
     def why_not_ready(self) -> str:
         """One sentence on what is missing; empty when ready."""
         if self.pool.ready == 0:
@@ -88,10 +99,8 @@ class ServedModel:
         return Signature(inputs=self.inputs(), outputs=signature.outputs, platform=signature.platform)
 
     def start(self) -> None:
-        """Start all processes; returns at once."""
+        """Start the workers; returns at once. The preprocess step follows when the model's inputs are known."""
         self.pool.start()
-        if self.preprocess is not None:
-            self.preprocess.start()
 
     async def wait_ready(self) -> None:
         """Wait until every seat is warmed once.
@@ -104,7 +113,11 @@ class ServedModel:
         )
         preprocess = self.preprocess
         if preprocess is not None:
-            await _wait(preprocess.changed, lambda: self._started(preprocess.ready, 1, preprocess.first_error))
+            wanted = preprocess.processes
+            failed = self._start_error
+            await _wait(
+                preprocess.changed, lambda: self._started(preprocess.ready, wanted, failed or preprocess.first_error)
+            )
 
     def drain(self) -> None:
         """Take no new requests and release what waits."""
@@ -129,13 +142,20 @@ class ServedModel:
         if self.signature is None:
             self.signature = ready.signature
             if self.preprocess is not None:
-                self.preprocessor = build(self.settings.preprocess, ready.signature)
+                self._start_preprocess(self.preprocess, ready.signature)
         if ready.unbatchable is not None and self.plan.max_batch > 1:
             log.warning("%s: batching is off: %s", self.name, ready.unbatchable)
             reasons = self.plan.reasons | {"max_batch": f"1, found at load: {ready.unbatchable}"}
             self.plan = replace(self.plan, max_batch=1, early_trigger=1, batching="off", reasons=reasons)
             self.pool.plan = self.plan
             self.scheduler.set_policy(policy_of(self.plan))
+
+    def _start_preprocess(self, preprocess: PreprocessPool, signature: Signature) -> None:
+        try:
+            self.preprocessor = build(self.settings.preprocess, signature)
+            preprocess.start(signature)
+        except StartupError as error:
+            self._start_error = str(error)
 
 
 def policy_of(plan: Plan) -> BatchPolicy:

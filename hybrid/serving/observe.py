@@ -84,7 +84,7 @@ class Observer:
                 if member.child is not None:
                     pids[_owner(model, member)] = member.child.pid
             if model.preprocess is not None:
-                for index, process in enumerate(model.preprocess.stats().processes):
+                for index, process in enumerate(model.preprocess.stats().members):
                     pids[f"p{index} {model.name}"] = process.pid
         return pids
 

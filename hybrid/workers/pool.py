@@ -28,6 +28,7 @@ log = logging.getLogger("hybrid.workers")
 _TICK_S = 0.25
 _FIRST_BACKOFF_S = 0.25
 _LAST_BACKOFF_S = 10.0
+_HOPELESS = 4
 
 
 class Output(Struct, frozen=True):
@@ -129,6 +130,11 @@ class WorkerPool:
     def ready(self) -> int:
         """How many warmed workers take batches."""
         return sum(member.state is MemberState.READY for member in self.members.values())
+
+    @property
+    def failing(self) -> bool:
+        """Whether every seat keeps dying without having executed anything: waiting for it is hopeless for now."""
+        return self.ready == 0 and min(self._failures) >= _HOPELESS
 
     def kill(self, worker: int, why: str) -> None:
         """End a worker at once; its seat is filled again."""
@@ -257,7 +263,7 @@ class WorkerPool:
         seat_taken = any(other.seat == member.seat for other in self.members.values())
         if not self._stopping and not seat_taken:
             self.restarts_n[member.seat] += 1
-            self._loop.call_later(self._backoff_s(member.seat), self._start_member, member.seat)
+            self._loop.call_later(self._backoff_s(member.seat, was_ready), self._start_member, member.seat)
 
     def _note_end(self, member: Member, cause: str, was_ready: bool) -> None:
         if not was_ready and not self.first_error:
@@ -273,10 +279,14 @@ class WorkerPool:
             "w%d of %s (pid %d) ended: %s; batches in flight: %s", member.seat, self.model.name, pid, cause, batches
         )
 
-    def _backoff_s(self, seat: int) -> float:
-        """Restart at once after a productive life; double the pause for each life that executed nothing."""
-        failures = self._failures[seat]
-        return 0.0 if failures == 0 else min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (failures - 1))
+    def _backoff_s(self, seat: int, was_ready: bool) -> float:
+        """Restart at once after a productive life; double the pause for each life in a row that executed nothing.
+
+        A worker that was ready and died twice in its first batch is more likely the victim of two bad requests than a
+        broken model, so the pause starts with the third such life; one that cannot even start pauses from the first.
+        """
+        failures = self._failures[seat] - (2 if was_ready else 0)
+        return 0.0 if failures <= 0 else min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (failures - 1))
 
     # Watching ------------------------------------------------------------------------------------------------------
 
