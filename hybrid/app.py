@@ -19,10 +19,10 @@ from hybrid.frontend.admission import Admission
 from hybrid.frontend.handler import Handler
 from hybrid.frontend.http import HttpServer
 from hybrid.frontend.ops import Operations
+from hybrid.observe import Observer
 from hybrid.planner.explain import plan_json
 from hybrid.planner.prepare import Prepared
 from hybrid.serving.model import ServedModel
-from hybrid.serving.observe import Observer
 from hybrid.serving.repository import Repository
 from hybrid.telemetry.logs import LogHub
 from hybrid.telemetry.metrics import render

@@ -1,6 +1,7 @@
 """One Snapshot a second from the `stats` of every owner. Reads, never changes; nothing of a request is in it.
 
-Owns the sampler, the boot id and the sequence number.
+Owns the sampler, the boot id and the sequence number. Stands beside `app` and not inside `serving` or `telemetry`: it
+reads the front end as well as the models, and none of those may know it.
 """
 
 import os
