@@ -1,0 +1,1 @@
+"""Measurements: the server against the bare engine, against peers, and its parts alone. Never imported by hybrid."""

@@ -1,0 +1,67 @@
+"""What serving costs by itself: `simulated:null`, JSON with one float, beside the same null work on Mosec.
+
+(b) and (c) of the benchmark set. One run, rounds interleaved, both with one worker; wrk shares the two cores.
+"""
+
+import json
+
+from bench.drive import Load, Measured, ask, drive
+from bench.report import Spread, machine_facts, refuse_when_busy, show, spread, write
+from bench.servers import environment, free_port, hybrid, peer
+
+_ROUNDS = 5
+_SECONDS = 4
+_CONNECTIONS = (64, 1)
+_BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}).encode()
+_PEER_BODY = json.dumps({"data": [1.0]}).encode()
+
+
+def main(rounds: int = _ROUNDS) -> None:
+    """Run, print and write bench/results/null_overhead.json."""
+    python = environment("mosec", "mosec==0.9.8")
+    refuse_when_busy()
+    facts = machine_facts()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/inference"
+    command = [str(python), "-m", "bench.peers.mosec_null", "--port", str(port), "--log-level", "error"]
+    measured: dict[tuple[str, int], list[Measured]] = {}
+    with hybrid("simulated:null") as (base, ours), peer(command, url, _PEER_BODY) as theirs:
+        loads = {
+            "hybrid": (Load(f"{base}/v2/models/simulated:null/infer", _BODY), ours),
+            "mosec": (Load(url, _PEER_BODY), theirs),
+        }
+        ask(loads["hybrid"][0])
+        ask(loads["mosec"][0])
+        for _ in range(rounds):
+            for connections in _CONNECTIONS:
+                for name in ("hybrid", "mosec"):
+                    load, pid = loads[name]
+                    measured.setdefault((name, connections), []).append(drive(load, connections, _SECONDS, pid))
+    _report(facts, measured)
+
+
+def _report(facts: dict[str, object], measured: dict[tuple[str, int], list[Measured]]) -> None:
+    rows = []
+    figures = {}
+    for (name, connections), rounds in measured.items():
+        rate = spread([one.rate for one in rounds])
+        cpu = spread([one.cpu_us_per_request for one in rounds])
+        p50 = spread([one.p50_us for one in rounds])
+        p99 = spread([one.p99_us for one in rounds])
+        errors = sum(one.errors for one in rounds)
+        rows.append((name, connections, rate, p50, p99, cpu, errors))
+        figures[f"{name}_{connections}"] = {
+            "rate": rate, "p50_us": p50, "p99_us": p99, "cpu_us_per_request": cpu, "errors": errors,
+        }  # fmt: skip
+    ratios = {f"rate_over_mosec_{c}": _ratio(measured["hybrid", c], measured["mosec", c]) for c in _CONNECTIONS}
+    show(
+        "null work, JSON, one float, 2 cores shared with wrk",
+        ("server", "connections", "requests/s", "p50 us", "p99 us", "CPU us/request", "errors"),
+        rows,
+    )
+    show("hybrid over mosec, round by round", ("connections", "ratio of requests/s"), list(ratios.items()))
+    print(write("null_overhead", facts, {"figures": figures, "ratios": ratios}))
+
+
+def _ratio(ours: list[Measured], theirs: list[Measured]) -> Spread:
+    return spread([a.rate / b.rate for a, b in zip(ours, theirs, strict=True)])

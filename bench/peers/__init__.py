@@ -1,0 +1,1 @@
+"""Services for peers, run by their own environments; not part of hybrid."""
