@@ -51,6 +51,9 @@ class Pipeline:
     def run(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Arrays:
         """Execute one batch of `rows` rows; every output has exactly that many.
 
+        A model that is fixed to more rows is given the last one again until it has enough: unlike zeros, a real row
+        is something that the model takes. What comes of the repetitions is cut off.
+
         Raises:
             EngineFailure: OUTPUT when an output is missing or has another row count; else what the engine said, with
                 exceptions that it should not have let out as ENGINE or MEMORY.
@@ -65,8 +68,7 @@ class Pipeline:
         """
         began = time.perf_counter()
         try:
-            outputs = self._engine.run(inputs, rows)
-            self._check_rows(outputs, rows)
+            outputs = self._run_engine(inputs, rows)
             computed = time.perf_counter()
             if self._post is None:
                 return Executed(outputs, computed - began, 0.0)
@@ -82,12 +84,12 @@ class Pipeline:
     def warm(self, rows: int, length: int = 16) -> float:
         """Run one made-up batch, variable dimensions being `length`, and return the seconds it took.
 
-        A model with a fixed row count is run with that many rows.
+        A model with a fixed row count is run with that many rows at most.
 
         Raises:
             EngineFailure: as `run`.
         """
-        rows = self.max_rows or rows
+        rows = min(rows, self.max_rows or rows)
         inputs = warmup.plausible_inputs(self._signature, rows, length)
         start = time.monotonic()
         self.run(inputs, rows)
@@ -95,9 +97,10 @@ class Pipeline:
 
     def check_batchable(self, tolerance: float, length: int = 16) -> str | None:
         """Return why rows of different requests must not share a batch, or None when they may."""
-        if self.max_rows is not None:
-            return f"the model takes exactly {self.max_rows} row{'s' * (self.max_rows != 1)}"
-        return warmup.batching_fault(self.run, self._signature, tolerance, length)
+        rows = min(warmup.CHECK_ROWS, self.max_rows or warmup.CHECK_ROWS)
+        if rows == 1:
+            return "the model takes exactly 1 row"
+        return warmup.batching_fault(self.run, self._signature, tolerance, length, rows)
 
     def memory(self) -> MemoryFacts:
         """Return what the engine knows of its own memory."""
@@ -106,6 +109,19 @@ class Pipeline:
     def close(self) -> None:
         """Release the engine."""
         self._engine.close()
+
+    def _run_engine(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Arrays:
+        fixed = self._engine.max_rows or rows
+        if rows >= fixed:  # with more rows than it takes, the engine says so in its own words
+            outputs = self._engine.run(inputs, rows)
+            self._check_rows(outputs, rows)
+            return outputs
+        repeated = {
+            name: np.concatenate([array, np.repeat(array[-1:], fixed - rows, axis=0)]) for name, array in inputs.items()
+        }
+        outputs = self._engine.run(repeated, fixed)
+        self._check_rows(outputs, fixed)
+        return {name: array[:rows] for name, array in outputs.items()}
 
     def _check_rows(self, outputs: Arrays, rows: int) -> None:
         for name in self._names:

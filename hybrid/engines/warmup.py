@@ -30,8 +30,8 @@ def distinct_inputs(signature: Signature, rows: int, length: int, integer_limit:
     return {spec.name: _varied(spec, _shape(spec, rows, length), rng, integer_limit) for spec in signature.inputs}
 
 
-def batching_fault(run: Run, signature: Signature, tolerance: float, length: int) -> str | None:
-    """Compare rows alone with the same rows in one batch; None when batching is legal, else the reason why not.
+def batching_fault(run: Run, signature: Signature, tolerance: float, length: int, rows: int = CHECK_ROWS) -> str | None:
+    """Compare `rows` rows alone with the same rows in one batch; None when batching is legal, else why it is not.
 
     A model that refuses all of the made-up rows gets a reason too: what cannot be checked is not merged. `tolerance`
     is relative to the largest value of an output.
@@ -43,9 +43,9 @@ def batching_fault(run: Run, signature: Signature, tolerance: float, length: int
     alone: list[Arrays] = []
     refusal = ""
     for limit in _INTEGER_LIMITS:
-        inputs = distinct_inputs(signature, CHECK_ROWS, length, limit)
+        inputs = distinct_inputs(signature, rows, length, limit)
         try:
-            alone = [run({k: v[row : row + 1] for k, v in inputs.items()}, 1) for row in range(CHECK_ROWS)]
+            alone = [run({k: v[row : row + 1] for k, v in inputs.items()}, 1) for row in range(rows)]
             break
         except EngineFailure as failure:
             refusal = failure.text
@@ -54,16 +54,16 @@ def batching_fault(run: Run, signature: Signature, tolerance: float, length: int
     if not alone:
         return f"it could not be checked, because the model refuses made-up rows: {refusal}"
     try:
-        together = run(inputs, CHECK_ROWS)
+        together = run(inputs, rows)
     except EngineFailure as failure:
-        return f"{CHECK_ROWS} rows fail together that work alone: {failure.text}"
-    return next(filter(None, (_difference(row, one, together, tolerance) for row, one in enumerate(alone))), None)
+        return f"{rows} rows fail together that work alone: {failure.text}"
+    return next(filter(None, (_difference(row, one, together, tolerance, rows) for row, one in enumerate(alone))), None)
 
 
-def _difference(row: int, alone: Arrays, together: Arrays, tolerance: float) -> str | None:
+def _difference(row: int, alone: Arrays, together: Arrays, tolerance: float, rows: int) -> str | None:
     for name, single in alone.items():
         one, many = single[:1], together[name][row : row + 1]
-        where = f"output `{name}`: row {row} of a batch of {CHECK_ROWS}"
+        where = f"output `{name}`: row {row} of a batch of {rows}"
         if one.shape != many.shape:
             return f"{where} has shape {list(many.shape[1:])}, alone it has {list(one.shape[1:])}"
         if one.dtype.kind != "f":
@@ -82,10 +82,8 @@ def _difference(row: int, alone: Arrays, together: Arrays, tolerance: float) -> 
 
 
 def _shape(spec: TensorSpec, rows: int, length: int) -> tuple[int, ...]:
-    if not spec.shape:
-        return ()
-    first = spec.shape[0] if spec.shape[0] >= 0 else rows
-    return (first, *(d if d >= 0 else length for d in spec.shape[1:]))
+    """A fixed row dimension is not looked at: whoever runs the rows fills them up to it."""
+    return (rows, *(d if d >= 0 else length for d in spec.shape[1:])) if spec.shape else ()
 
 
 def _plain(spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -138,17 +138,30 @@ class ServedModel:
         return False
 
     def _on_ready(self, ready: wire.Ready) -> None:
-        """The engine reports what it has loaded; a model whose rows influence each other is not batched."""
+        """The engine reports what it has loaded. Rows that influence each other are not batched; a fixed count caps."""
         if self.signature is None:
             self.signature = ready.signature
             if self.preprocess is not None:
                 self._start_preprocess(self.preprocess, ready.signature)
         if ready.unbatchable is not None and self.plan.max_batch > 1:
             log.warning("%s: batching is off: %s", self.name, ready.unbatchable)
-            reasons = self.plan.reasons | {"max_batch": f"1, found at load: {ready.unbatchable}"}
-            self.plan = replace(self.plan, max_batch=1, early_trigger=1, batching="off", reasons=reasons)
-            self.pool.plan = self.plan
-            self.scheduler.set_policy(policy_of(self.plan))
+            self._cap_batch(1, f"1, found at load: {ready.unbatchable}")
+        elif ready.max_rows is not None and self.plan.max_batch > ready.max_rows:
+            log.warning("%s: max_batch is %d, because the model takes exactly that many", self.name, ready.max_rows)
+            self._cap_batch(ready.max_rows, f"{ready.max_rows}, found at load: the model takes exactly that many rows")
+
+    def _cap_batch(self, rows: int, reason: str) -> None:
+        """Take what was found at load into the plan, so that everybody who reads it sees what is in force."""
+        plan = self.plan
+        self.plan = replace(
+            plan,
+            max_batch=rows,
+            early_trigger=min(plan.early_trigger, rows),
+            batching="off" if rows == 1 else plan.batching,
+            reasons=plan.reasons | {"max_batch": reason},
+        )
+        self.pool.plan = self.plan
+        self.scheduler.set_policy(policy_of(self.plan))
 
     def _start_preprocess(self, preprocess: PreprocessPool, signature: Signature) -> None:
         try:

@@ -63,7 +63,7 @@ class ModelWorker:
         pipeline = self._pipeline
         settings = start.model.batching
         reason = pipeline.check_batchable(settings.tolerance, start.warm_length) if start.max_batch > 1 else None
-        top = 1 if reason else start.max_batch
+        top = 1 if reason else min(start.max_batch, pipeline.max_rows or start.max_batch)
         warm: list[tuple[int, float]] = []
         for rows in dict.fromkeys((1, top)):
             pipeline.warm(rows, start.warm_length)
