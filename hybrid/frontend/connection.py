@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         shared = self._shared
         self._transport = cast(asyncio.Transport, transport)
         self._outbox = Outbox(self._transport)
-        if len(shared.connections) < shared.limits.max_connections:
+        if len(shared.connections) < shared.max_connections:
             shared.connections.add(self)
             self.deadline = shared.clock() + shared.limits.idle_timeout_s
             return
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         shared.overload.add(self)
-        self._refuse(NotReady(f"too many connections: this server takes {shared.limits.max_connections}"))
+        self._refuse(NotReady(f"too many connections: this server takes {shared.max_connections}"))
         self.deadline = shared.clock() + _OVERLOAD_LINGER_S
 
     def data_received(self, data: bytes) -> None:
@@ -149,6 +149,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Drop the client now."""
         self._closing = True
+        self.deadline = math.inf
         self._transport.abort()
 
     def expire(self, now: float) -> None:

@@ -15,7 +15,7 @@ from hybrid.config import HttpLimits, TlsFiles
 from hybrid.frontend.connection import Connection
 from hybrid.frontend.exchange import Exchange, StreamWriter
 from hybrid.frontend.halfclosed import Watcher
-from hybrid.frontend.listen import listening_sockets, tls_context
+from hybrid.frontend.listen import Listener, affordable_connections, listening_sockets, tls_context
 from hybrid.frontend.reply import error_body
 from hybrid.frontend.shared import Handler, Shared
 
@@ -56,7 +56,7 @@ class HttpServer:
         self._watcher = Watcher()
         self._shared.watch_half_closed = self._watcher.watch
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._refusals_logged_n = 0
         self._refusals_logged_at = float("-inf")
@@ -68,21 +68,19 @@ class HttpServer:
             StartupError: With one line that says what is wrong with host, port or certificate.
         """
         context = tls_context(tls) if tls is not None else None
-        self._loop = asyncio.get_running_loop()
+        shared = self._shared
         sockets = await listening_sockets(host, port)
-        handshake_s = self._shared.limits.header_timeout_s if context is not None else None
+        real_port = int(sockets[0].getsockname()[1])
+        shared.max_connections = affordable_connections(shared.limits.max_connections)
+        if shared.max_connections < shared.limits.max_connections:
+            log.warning("max_connections is %d: the limit of open files allows no more", shared.max_connections)
         for sock in sockets:
-            self._listeners.append(
-                await self._loop.create_server(
-                    lambda: Connection(self._shared),
-                    sock=sock,
-                    ssl=context,
-                    backlog=2048,
-                    ssl_handshake_timeout=handshake_s,
-                )
-            )
+            listener = Listener(sock, lambda: Connection(shared))
+            self._listeners.append(listener)
+            await listener.open(context, shared.limits.header_timeout_s)
+        self._loop = asyncio.get_running_loop()
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
-        return int(sockets[0].getsockname()[1])
+        return real_port
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections stay."""
@@ -142,12 +140,14 @@ class HttpServer:
         if refused_n and now - self._refusals_logged_at >= _REFUSAL_LOG_S:
             self._refusals_logged_n += refused_n
             self._refusals_logged_at = now
-            log.warning("refused %d connections: max_connections is %d", refused_n, shared.limits.max_connections)
+            log.warning("refused %d connections: max_connections is %d", refused_n, shared.max_connections)
 
     def _sweep(self) -> None:
         assert self._loop is not None
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
         self.sweep()
+        for listener in self._listeners:
+            listener.revive()
 
     def _close_idle(self) -> None:
         for connection in list(self._shared.connections):

@@ -1,20 +1,91 @@
-"""Listening sockets and TLS contexts, with one clear line for everything that can go wrong at start.
+"""Listening sockets, open-file limits and TLS contexts, with one clear line for all that can go wrong at start.
 
 Must never know HTTP.
 """
 
 import asyncio
 import errno
+import logging
 import os
+import resource
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from hybrid.config import TlsFiles
 from hybrid.errors import StartupError
 
+log = logging.getLogger(__name__)
+
 _BACKLOG = 2048
+#: Files that the rest of the process may need besides connections.
+_OTHER_FILES = 256
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def affordable_connections(wanted: int) -> int:
+    """Raise the limit of open files as far as needed and allowed; return how many connections fit under it.
+
+    Connections beyond that are refused with an answer, which is kinder than failing in accept().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    needed = wanted + _OTHER_FILES
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(wanted, max(soft - _OTHER_FILES, soft // 2)))
+
+
+class Listener:
+    """One listening socket whose protocol factory serves every accepted connection.
+
+    uvloop closes a listener for good, without a word, on the first accept error that it cannot work around (out of
+    files while another thread takes the last one). `revive` notices and opens it again from a duplicate.
+    """
+
+    def __init__(self, sock: socket.socket, factory: Callable[[], asyncio.Protocol]) -> None:
+        self._sock = sock
+        self._spare = sock.dup()
+        self._factory = factory
+        self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._handshake_timeout_s = 0.0
+        self._reviving: asyncio.Task[None] | None = None
+
+    async def open(self, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
+        """Begin to accept."""
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
+        self._server = await asyncio.get_running_loop().create_server(
+            self._factory,
+            sock=self._sock,
+            ssl=tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=None if tls is None else handshake_timeout_s,
+        )
+
+    def revive(self) -> None:
+        """Open again if the event loop has closed the socket."""
+        if self._server is None or self._sock.fileno() >= 0:
+            return
+        if self._reviving is not None and not self._reviving.done():
+            return
+        try:
+            self._sock = self._spare.dup()
+        except OSError:
+            return  # still out of files: the next sweep tries again
+        log.error("the listening socket was closed by the event loop (out of files?); opened it again")
+        self._reviving = asyncio.get_running_loop().create_task(self.open(self._tls, self._handshake_timeout_s))
+
+    def close(self) -> None:
+        """Stop accepting; connections stay."""
+        self._spare.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 async def listening_sockets(host: str, port: int) -> list[socket.socket]:

@@ -23,6 +23,7 @@ class Shared:
         self.limits = limits
         self.clock = clock
         self.now = clock()
+        self.max_connections = limits.max_connections  # less when the process may not open so many files
         self.draining = False
         self.connections: set[Connection] = set()
         self.overload: set[Connection] = set()  # over max_connections, being told so
