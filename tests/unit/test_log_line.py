@@ -80,6 +80,26 @@ def test_data_cannot_start_a_line_or_send_a_control_code(message, name, value, r
     assert as_text(found).count(b"\n") == 1
 
 
+integers = st.integers(-(2**63), 2**63 - 1)
+scalars = st.text() | integers | st.floats() | st.booleans() | st.none()
+
+
+@given(
+    st.builds(
+        LogLine,
+        level=integers,
+        pid=integers,
+        suppressed=integers,
+        lost=integers,
+        extras=st.dictionaries(st.text(), scalars),
+    )
+)
+def test_whatever_a_child_sends_can_be_written(sent):
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=LogLine)
+    assert as_text(arrived).endswith(b"\n")
+    assert msgspec.json.decode(as_json(arrived))["pid"] == sent.pid
+
+
 def test_an_escape_sequence_is_shown_not_sent():
     assert b"\\x1b]0;owned\\x07" in as_text(line(message="\x1b]0;owned\x07"))
     assert b"\\u202e" in as_text(line(message="\u202e"))
