@@ -41,7 +41,7 @@ class CostModel:
             return 0.0
         mean_x, mean_y = self._x / self._n, self._y / self._n
         variance = self._xx / self._n - mean_x * mean_x
-        if variance < 1e-9:
+        if variance <= 1e-9 * mean_x * mean_x:  # relative: at thousands of rows rounding alone is above any constant
             return mean_y * max(1.0, rows / mean_x)
         slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / variance)
         return max(mean_y + slope * (rows - mean_x), mean_y * min(1.0, rows / mean_x) * 0.5)
