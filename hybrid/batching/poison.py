@@ -22,7 +22,9 @@ class PoisonList:
 
     def remember(self, digest: bytes, now: float, *, grave: bool = False) -> None:
         """Count an offence; a grave one (it killed a worker twice) is refused from now on."""
-        count, _ = self._offences.pop(digest, (0, now))
+        count, when = self._offences.pop(digest, (0, now))
+        if now - when > self._ttl_s:
+            count = 0
         self._offences[digest] = (count + (self._after if grave else 1), now)
         while len(self._offences) > _KEEP:
             self._offences.popitem(last=False)

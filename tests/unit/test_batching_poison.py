@@ -1,0 +1,43 @@
+from hybrid.batching.poison import PoisonList
+
+
+def test_refused_from_the_second_offence_on():
+    poison = PoisonList(ttl_s=60.0, after=2)
+    assert not poison
+    poison.remember(b"a", 0.0)
+    assert poison
+    assert not poison.refused(b"a", 1.0)
+    poison.remember(b"a", 2.0)
+    assert poison.refused(b"a", 3.0)
+    assert not poison.refused(b"b", 3.0)
+
+
+def test_grave_offence_counts_at_once():
+    poison = PoisonList()
+    poison.remember(b"a", 0.0, grave=True)
+    assert poison.refused(b"a", 0.0)
+
+
+def test_forgotten_after_the_time_since_the_last_offence():
+    poison = PoisonList(ttl_s=60.0, after=2)
+    poison.remember(b"a", 0.0)
+    poison.remember(b"a", 50.0)
+    assert poison.refused(b"a", 110.0)
+    assert not poison.refused(b"a", 110.1)
+    assert not poison
+
+
+def test_offences_that_are_far_apart_do_not_add_up():
+    """Also when nobody asked in between."""
+    poison = PoisonList(ttl_s=60.0, after=2)
+    poison.remember(b"a", 0.0)
+    poison.remember(b"a", 1000.0)
+    assert not poison.refused(b"a", 1000.0)
+
+
+def test_bounded():
+    poison = PoisonList(after=1)
+    for index in range(5000):
+        poison.remember(b"%d" % index, 0.0)
+    refused = [index for index in range(5000) if poison.refused(b"%d" % index, 1.0)]
+    assert refused == list(range(5000 - 1024, 5000))
