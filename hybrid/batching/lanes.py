@@ -1,8 +1,8 @@
 """All lanes of one model: who waits where, how many rows in sum, and which lane may leave next."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from hybrid.batching.policy import BatchPolicy, LaneView, release
+from hybrid.batching.policy import BatchPolicy, LaneView, leave_at, release
 from hybrid.batching.queue import INFINITY, Lane, LaneCounters, LaneKey, Piece
 from hybrid.messages import ReleaseReason
 
@@ -16,77 +16,94 @@ class Lanes:
         self.rows = 0
         self.classes: dict[str, LaneCounters] = {}  # one per size class; outlives its lanes
         self._lanes: dict[LaneKey, Lane] = {}
+        self._waiting: dict[Lane, None] = {}  # lanes with rows; a dict for its order
+        self._prune_at = _MAX_LANES
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
+
+    def __len__(self) -> int:
+        return len(self._lanes)
 
     def get(self, key: LaneKey) -> Lane | None:
         """Return the lane of this key if it exists."""
         return self._lanes.get(key)
 
-    def open(self, key: LaneKey, busy: Iterable[LaneKey]) -> Lane:
+    def open(self, key: LaneKey, busy: Callable[[], Iterable[LaneKey]]) -> Lane:
         """Create a lane. Shapes come from clients, so idle lanes are closed when there are many (`busy` ones stay)."""
-        if len(self._lanes) >= _MAX_LANES:
-            keep = set(busy)
+        if len(self._lanes) >= self._prune_at:
+            keep = set(busy())
             self._lanes = {k: lane for k, lane in self._lanes.items() if lane.rows or k in keep}
+            # Lanes that are all in use cannot be closed; looking at them again for each new one would be quadratic.
+            self._prune_at = max(_MAX_LANES, 2 * len(self._lanes))
         lane = self._lanes[key] = Lane(key, self.classes.setdefault(key.size_class, LaneCounters()))
         return lane
 
     def push(self, lane: Lane, piece: Piece) -> None:
         """Queue a piece."""
+        if not lane.rows:
+            self._waiting[lane] = None
         lane.push(piece)
         self.rows += piece.rows
 
     def forget(self, piece: Piece) -> None:
         """Account for a queued piece that leaves without being taken."""
-        self._lanes[piece.ticket.lane_key].forget(piece)
+        lane = self._lanes[piece.ticket.lane_key]
+        lane.forget(piece)
         self.rows -= piece.rows
+        if not lane.rows:
+            del self._waiting[lane]
 
-    def take(self, lane: Lane, max_rows: int, reason: ReleaseReason) -> list[Piece]:
-        """Take the most urgent pieces of a lane that fit together and count why they left."""
+    def take(self, lane: Lane, max_rows: int) -> list[Piece]:
+        """Take the most urgent pieces of a lane that fit together."""
         before = lane.rows
         pieces = lane.take(max_rows)
-        rows = before - lane.rows
-        self.rows -= rows
-        lane.stats.released[reason] += 1
-        lane.stats.sizes_n[rows] = lane.stats.sizes_n.get(rows, 0) + 1
+        self.rows -= before - lane.rows
+        if not lane.rows:
+            del self._waiting[lane]
         return pieces
 
     def choose(self, policy: BatchPolicy, draining: bool, now: float) -> tuple[Lane, ReleaseReason] | None:
-        """Among lanes that may leave: a deadline that is due first, then priority, then who waits longest.
+        """Among lanes that may leave: priority first, then the one that had to leave first.
 
-        By age and not by size, so that no class starves behind a busier one.
+        By that moment and neither by size nor by reason: a class that is always full, or whose requests are always due,
+        would starve the others. The moment of a waiting class moves into the past until it is its turn.
         """
+        if not self._waiting:
+            return None
+        if policy.max_wait_s <= 0.0:  # every lane may leave, so only the first one is asked for its reason
+            lane = min(self._waiting, key=Lane.urgency)
+            reason = release(policy, self._view(lane, policy, draining), now)
+            return (lane, reason) if reason is not None else None
         best: tuple[Lane, ReleaseReason] | None = None
-        best_rank: tuple[bool, int, float] | None = None
-        for lane in self._lanes.values():
-            if not lane.rows:
-                continue
-            oldest = lane.oldest()
-            slack = self._slack(lane, policy, now) if policy.max_wait_s > 0.0 else INFINITY
-            reason = release(policy, LaneView(lane.rows, now - oldest, slack, self.rows - lane.rows, draining))
-            head = lane.head()
-            if reason is None or head is None:
-                continue
-            rank = (reason is not ReleaseReason.DEADLINE, head.ticket.priority, oldest)
-            if best_rank is None or rank < best_rank:
+        best_rank = (0, INFINITY)
+        for lane in self._waiting:
+            view = self._view(lane, policy, draining)
+            reason = release(policy, view, now)
+            rank = (lane.urgency()[0], leave_at(policy, view.oldest_at, view.due_at))
+            if reason is not None and (best is None or rank < best_rank):
                 best, best_rank = (lane, reason), rank
         return best
 
-    def release_at(self, policy: BatchPolicy, now: float) -> float:
+    def release_at(self, policy: BatchPolicy) -> float:
         """Return when waiting alone makes a lane leave; inf when nothing waits."""
-        waiting = [lane for lane in self._lanes.values() if lane.rows]
-        times = (min(lane.oldest() + policy.max_wait_s, now + self._slack(lane, policy, now)) for lane in waiting)
+        times = (leave_at(policy, lane.oldest(), _due_at(lane, policy)) for lane in self._waiting)
         return min(times, default=INFINITY)
 
     def any_at_least(self, rows: int) -> bool:
         """Whether a lane holds this many rows."""
-        return any(lane.rows >= rows for lane in self._lanes.values())
+        return self.rows >= rows and any(lane.rows >= rows for lane in self._waiting)
 
     def slowest_s(self, rows: int) -> float:
         """Return the longest predicted time of a batch of `rows` over all lanes."""
         return max((lane.cost.predict(rows) for lane in self._lanes.values()), default=0.0)
 
-    @staticmethod
-    def _slack(lane: Lane, policy: BatchPolicy, now: float) -> float:
-        return lane.earliest_deadline() - now - lane.cost.predict(min(lane.rows, policy.max_batch))
+    def _view(self, lane: Lane, policy: BatchPolicy, draining: bool) -> LaneView:
+        # Deadlines only matter to a lane that may be held back; looking for the earliest one is not free.
+        holds = policy.max_wait_s > 0.0 and lane.rows < policy.early_trigger
+        due_at = _due_at(lane, policy) if holds else INFINITY
+        return LaneView(lane.rows, lane.oldest(), due_at, self.rows - lane.rows, draining)
+
+
+def _due_at(lane: Lane, policy: BatchPolicy) -> float:
+    return lane.earliest_deadline() - lane.cost.predict(min(lane.rows, policy.max_batch))

@@ -24,14 +24,18 @@ class LaneView(Struct, frozen=True):
     """What the rule may look at: one lane (size class) at one moment."""
 
     rows: int
-    oldest_wait_s: float
-    slack_s: float  # earliest deadline minus now minus predicted compute; inf without a deadline
+    oldest_at: float  # when the request that waits longest arrived
+    due_at: float  # earliest deadline minus predicted compute; inf without a deadline
     other_rows: int  # rows waiting in other lanes
     draining: bool
 
 
-def release(policy: BatchPolicy, view: LaneView) -> ReleaseReason | None:
-    """Return why the lane may leave now that a worker is free, or None to wait for more."""
+def release(policy: BatchPolicy, view: LaneView, now: float) -> ReleaseReason | None:
+    """Return why the lane may leave now that a worker is free, or None to wait for more.
+
+    Compares points in time and not differences: at the very moment that `leave_at` names, rounding must not say "not
+    yet", or a driver with a virtual clock would wake up for ever without moving on.
+    """
     if view.rows >= policy.max_batch:
         return ReleaseReason.FULL
     if view.rows >= policy.early_trigger:
@@ -39,8 +43,13 @@ def release(policy: BatchPolicy, view: LaneView) -> ReleaseReason | None:
     if policy.max_wait_s <= 0.0:
         # Room was left that rows of another class would have filled: the class boundary cut this batch.
         return ReleaseReason.SIZE_CLASS if view.other_rows else ReleaseReason.IDLE_WORKER
-    if view.oldest_wait_s >= policy.max_wait_s:
+    if now >= view.oldest_at + policy.max_wait_s:
         return ReleaseReason.MAX_WAIT
-    if view.slack_s <= 0.0:
+    if now >= view.due_at:
         return ReleaseReason.DEADLINE
     return ReleaseReason.DRAIN if view.draining else None
+
+
+def leave_at(policy: BatchPolicy, oldest_at: float, due_at: float) -> float:
+    """Return when time alone releases a lane that waits for more."""
+    return min(oldest_at + policy.max_wait_s, due_at)

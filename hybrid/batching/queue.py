@@ -26,6 +26,8 @@ class PieceState(Enum):
     FAILED = "failed"  # ran and was found guilty, or its ticket was closed while it ran
     DROPPED = "dropped"  # left before it cost compute
 
+    __hash__ = object.__hash__  # Enum hashes by name in Python code, which every move would pay twice
+
 
 class Outcome(Enum):
     """How a ticket ended; each ticket ends once."""
@@ -34,6 +36,8 @@ class Outcome(Enum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+    __hash__ = object.__hash__
 
 
 class LaneKey(NamedTuple):
@@ -87,6 +91,15 @@ class Ticket:
         self.copy_s = self.compute_s = self.post_s = 0.0
         self.batch_rows = 0
 
+    def cut(self, max_rows: int) -> "list[Piece]":
+        """Make the pieces it travels in, of at most `max_rows` each."""
+        rows = self.rows
+        if rows <= max_rows:
+            self.pieces = [Piece(self, 0, rows)]
+        else:
+            self.pieces = [Piece(self, start, min(max_rows, rows - start)) for start in range(0, rows, max_rows)]
+        return self.pieces
+
 
 class Piece:
     """Rows `start .. start+rows` of a ticket; the unit that is batched, bisected and retried."""
@@ -101,13 +114,30 @@ class Piece:
         self.losses = 0
         self.result: Any = None
 
+    def halve(self) -> tuple["Piece", "Piece"]:
+        """Replace a piece that was too large to run by its two halves, in the same state."""
+        ticket = self.ticket
+        first = Piece(ticket, self.start, self.rows // 2)
+        second = Piece(ticket, self.start + first.rows, self.rows - first.rows)
+        for half in (first, second):
+            half.state = self.state
+            half.losses = self.losses
+        at = ticket.pieces.index(self)
+        ticket.pieces[at : at + 1] = [first, second]
+        ticket.open_pieces += 1
+        return first, second
+
 
 class Lane:
     """Waiting pieces of one format and size class, ordered by (priority, deadline, arrival).
 
-    Removal is lazy: a piece that left the QUEUED state is skipped when it surfaces, and the heap is rebuilt when more
-    than half of it is dead, so that cancelling costs O(1) and memory follows the live queue.
+    Removal is lazy: a piece that left the QUEUED state is skipped when it surfaces, and what holds it is rebuilt when
+    more than half of that is dead, so that cancelling costs O(1) and memory follows the live queue.
     """
+
+    __slots__ = (
+        "_arrivals", "_earliest", "_earliest_left", "_heap", "_sequence", "cost", "key", "pieces", "rows", "stats",
+    )  # fmt: skip
 
     def __init__(self, key: LaneKey, stats: "LaneCounters") -> None:
         self.key = key
@@ -118,6 +148,8 @@ class Lane:
         self._heap: list[tuple[int, float, int, Piece]] = []
         self._arrivals: deque[Piece] = deque()
         self._sequence = 0
+        self._earliest = INFINITY
+        self._earliest_left = False  # the piece with the earliest deadline is gone: look again when asked
 
     def push(self, piece: Piece) -> None:
         """Take a QUEUED piece in."""
@@ -125,13 +157,17 @@ class Lane:
         self._sequence += 1
         heappush(self._heap, (ticket.priority, ticket.deadline, self._sequence, piece))
         self._arrivals.append(piece)
+        if ticket.deadline < self._earliest:
+            self._earliest = ticket.deadline
         self.rows += piece.rows
         self.pieces += 1
+        # Not only when pieces are forgotten: behind one that stays at the front, those taken by urgency pile up.
+        if len(self._arrivals) > 2 * self.pieces + 64:
+            self._compact()
 
     def forget(self, piece: Piece) -> None:
         """Account for a piece that is leaving QUEUED without being taken."""
-        self.rows -= piece.rows
-        self.pieces -= 1
+        self._left(piece)
         if len(self._heap) > 2 * self.pieces + 64:
             self._compact()
 
@@ -150,18 +186,17 @@ class Lane:
             heappop(heap)
             taken.append(piece)
             room -= piece.rows
-            self.rows -= piece.rows
-            self.pieces -= 1
+            self._left(piece)
             if room <= 0:
                 break
         return taken
 
-    def head(self) -> Piece | None:
-        """Return the most urgent piece without removing it."""
+    def urgency(self) -> tuple[int, float]:
+        """Return the priority of the most urgent piece and the arrival of the oldest, of a lane that is not empty."""
         heap = self._heap
-        while heap and heap[0][3].state is not PieceState.QUEUED:
+        while heap[0][3].state is not PieceState.QUEUED:
             heappop(heap)
-        return heap[0][3] if heap else None
+        return heap[0][0], self.oldest()
 
     def oldest(self) -> float:
         """Return the arrival time of the piece that waits longest; inf when empty."""
@@ -171,9 +206,20 @@ class Lane:
         return arrivals[0].ticket.arrived if arrivals else INFINITY
 
     def earliest_deadline(self) -> float:
-        """Return the earliest deadline waiting here; inf without one. O(n): only asked while batches may wait."""
-        queued = PieceState.QUEUED
-        return min((entry[1] for entry in self._heap if entry[3].state is queued), default=INFINITY)
+        """Return the earliest deadline waiting here; inf without one. O(n) when the piece that had it has left."""
+        if self._earliest_left:
+            queued = PieceState.QUEUED
+            self._earliest = min((entry[1] for entry in self._heap if entry[3].state is queued), default=INFINITY)
+            self._earliest_left = False
+        return self._earliest
+
+    def _left(self, piece: Piece) -> None:
+        self.rows -= piece.rows
+        self.pieces -= 1
+        if not self.pieces:
+            self._earliest, self._earliest_left = INFINITY, False
+        elif piece.ticket.deadline <= self._earliest < INFINITY:
+            self._earliest_left = True
 
     def _compact(self) -> None:
         queued = PieceState.QUEUED
@@ -195,3 +241,10 @@ class LaneCounters:
         self.real_n = 0
         self.released: dict[ReleaseReason, int] = dict.fromkeys(ReleaseReason, 0)
         self.sizes_n: dict[int, int] = {}
+
+    def count(self, rows: int, reason: ReleaseReason) -> None:
+        """Count a batch that is sent, also one that runs again after a failure."""
+        self.batches_n += 1
+        self.rows_n += rows
+        self.released[reason] += 1
+        self.sizes_n[rows] = self.sizes_n.get(rows, 0) + 1

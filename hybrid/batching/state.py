@@ -17,15 +17,15 @@ the same worker's pipeline never ran, so they are sent again as they were.
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from typing import Any
 
+from hybrid.batching import invariants
 from hybrid.batching.lanes import Lanes
 from hybrid.batching.poison import PoisonList
 from hybrid.batching.policy import BatchPolicy
-from hybrid.batching.queue import INFINITY, LaneKey, Outcome, Piece, PieceState, Ticket
-from hybrid.batching.types import Batch, BatchStats, IllegalMove, Worker
-from hybrid.errors import NotReady, PoisonRefused, QueueFull
+from hybrid.batching.queue import LaneKey, Outcome, Piece, PieceState, Ticket
+from hybrid.batching.types import Batch, BatchStats, Deadlines, FreeSlots, IllegalMove, Worker
+from hybrid.errors import NotReady, PoisonRefused, QueueFull, TooLarge
 from hybrid.messages import FailureKind, ReleaseReason
 
 _MOVES: dict[tuple[PieceState, str], PieceState] = {
@@ -51,9 +51,10 @@ class BatchState:
         self.tickets: dict[int, Ticket] = {}  # every open ticket
         self.held_bytes = 0  # payload bytes of all open tickets: kept until answered, since a lost batch is retried
         self.stats = BatchStats()
+        self._free = FreeSlots()
         self._isolated: deque[list[Piece]] = deque()
         self._orphans = 0  # SENT pieces whose ticket was answered meanwhile
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines(self.tickets)
         self._poison = PoisonList()
         self._fingerprint = fingerprint
         self._next_ticket = 0
@@ -67,35 +68,36 @@ class BatchState:
 
         Raises:
             QueueFull: rows or bytes are at their bound; carries the predicted time until there is room.
+            TooLarge: the request alone is over a bound, so waiting for room would not help.
             NotReady: draining.
             PoisonRefused: this content broke its batch repeatedly in the last minute.
         """
+        if ticket.rows < 1 or ticket.id:
+            raise IllegalMove("submit of a ticket without rows, or for the second time", self.story(ticket))
         if self.draining:
             raise NotReady("the server is draining and takes no new requests")
-        self._refuse_over_bounds(ticket)
-        self._refuse_poison(ticket, now)
+        policy = self.policy
+        if self.lanes.rows + ticket.rows > policy.queue_rows or self.held_bytes + ticket.nbytes > policy.queue_bytes:
+            raise self._over_bounds(ticket)
+        if self._fingerprint is not None and self._poison:
+            self._refuse_poison(self._fingerprint(ticket.payload), now)
         self._next_ticket += 1
         ticket.id = self._next_ticket
         ticket.arrived = now
         self.tickets[ticket.id] = ticket
         self.held_bytes += ticket.nbytes
-        lane = self.lanes.get(ticket.lane_key) or self.lanes.open(ticket.lane_key, self._busy_lanes())
+        lane = self.lanes.get(ticket.lane_key) or self.lanes.open(ticket.lane_key, self._busy_lanes)
         lane.stats.arrived_n += 1
-        step = self.policy.max_batch
-        for start in range(0, ticket.rows, step):
-            piece = Piece(ticket, start, min(step, ticket.rows - start))
-            ticket.pieces.append(piece)
+        pieces = ticket.cut(policy.max_batch)
+        for piece in pieces:
             self.lanes.push(lane, piece)
-        ticket.open_pieces = len(ticket.pieces)
-        if ticket.deadline != INFINITY:
-            heappush(self._deadlines, (ticket.deadline, ticket.id))
-            if len(self._deadlines) > 2 * len(self.tickets) + 64:
-                self._compact_deadlines()
+        ticket.open_pieces = len(pieces)
+        self._deadlines.watch(ticket)
         self._log.append((now, ticket.id, "queued"))
 
     def cancel(self, ticket: Ticket, now: float) -> bool:
         """The client left. Return whether the ticket was still open; what runs already runs on unread."""
-        if ticket.outcome is not None:
+        if ticket.id not in self.tickets:
             return False
         self._close(ticket, Outcome.CANCELLED, now)
         return True
@@ -103,29 +105,33 @@ class BatchState:
     def expire(self, now: float) -> list[Ticket]:
         """End every open ticket whose deadline has passed, wherever its pieces are."""
         ended: list[Ticket] = []
-        heap = self._deadlines
-        while heap and heap[0][0] <= now:
-            ticket = self.tickets.get(heappop(heap)[1])
-            if ticket is not None:
-                self._close(ticket, Outcome.EXPIRED, now)
-                ended.append(ticket)
+        while (ticket := self._deadlines.take_due(now)) is not None:
+            self._close(ticket, Outcome.EXPIRED, now)
+            ended.append(ticket)
         return ended
 
     # Events from workers -------------------------------------------------------------------------------------------
 
     def worker_up(self, worker_id: int, slots: int) -> None:
         """A warmed worker takes up to `slots` batches at once, of which it executes one."""
-        self.workers[worker_id] = Worker(worker_id, slots)
+        if worker_id in self.workers:
+            raise IllegalMove(f"worker {worker_id} came up twice", f"It has batches {self.workers[worker_id].batches}.")
+        worker = self.workers[worker_id] = Worker(worker_id, slots)
+        self._free.place(worker)
 
     def worker_retired(self, worker_id: int) -> None:
         """The worker gets no further batches; those it has will still be answered."""
-        self.workers[worker_id].retired = True
+        worker = self.workers.get(worker_id)
+        if worker is not None:  # else it was lost before its time came
+            worker.retired = True
+            self._free.remove(worker)
 
     def worker_lost(self, worker_id: int, now: float) -> list[Ticket]:
         """The worker is gone. What it ran is retried one by one, batches that waited behind are sent as they were."""
         worker = self.workers.pop(worker_id, None)
         if worker is None:
             return []
+        self._free.remove(worker)
         ended: list[Ticket] = []
         for position, batch_id in enumerate(list(worker.batches)):
             batch = self.batches.pop(batch_id)
@@ -172,20 +178,21 @@ class BatchState:
             return []
         piece = wanted[0]
         if kind is FailureKind.MEMORY and piece.rows > 1:
-            self._isolate([[half] for half in self._halve(piece)], now)
+            self._isolate([[half] for half in piece.halve()], now)
             return []
         return self._fail_pieces(wanted, kind, text, now)
 
     # Decisions -----------------------------------------------------------------------------------------------------
 
     def pump(self, now: float) -> list[Batch]:
-        """Form as many batches as there are free slots and reasons to release; each is in flight on return."""
+        """Form as many batches as there are free slots and reasons to release; each is in flight on return.
+
+        Call `expire` with the same `now` first: tickets end there, and this sends whoever is still open.
+        """
         batches: list[Batch] = []
-        while True:
+        while self.lanes.rows or self._isolated:
             worker = self._free_worker()
-            if worker is None:
-                break
-            batch = self._form(worker, now)
+            batch = self._form(worker, now) if worker is not None else None
             if batch is None:
                 break
             batches.append(batch)
@@ -193,13 +200,10 @@ class BatchState:
 
     def wake_at(self, now: float) -> float:
         """Return when `expire` or `pump` has something to do if nothing else happens; inf for never."""
-        heap = self._deadlines
-        while heap and heap[0][1] not in self.tickets:
-            heappop(heap)
-        when = heap[0][0] if heap else INFINITY
+        when = self._deadlines.next_at()
         if self.lanes.rows and self.policy.max_wait_s > 0.0 and self._free_worker() is not None:
-            when = min(when, self.lanes.release_at(self.policy, now))
-        return max(when, now)
+            when = min(when, self.lanes.release_at(self.policy))
+        return when if when > now else now
 
     def predicted_s(self, batch: Batch) -> float:
         """Return how long the batch should take by the fitted line of its lane."""
@@ -221,54 +225,56 @@ class BatchState:
 
     # Internals -----------------------------------------------------------------------------------------------------
 
-    def _refuse_over_bounds(self, ticket: Ticket) -> None:
+    def _over_bounds(self, ticket: Ticket) -> QueueFull | TooLarge:
+        self.stats.refused_n += 1
         policy = self.policy
-        if self.lanes.rows + ticket.rows > policy.queue_rows:
-            self.stats.refused_n += 1
-            text = f"queue full: {self.lanes.rows} of {policy.queue_rows} rows wait and the request has {ticket.rows}"
-            raise QueueFull(text, self.queue_wait_s())
-        if self.held_bytes + ticket.nbytes > policy.queue_bytes:
-            self.stats.refused_n += 1
-            text = (
-                f"queue full: {self.held_bytes} of {policy.queue_bytes} bytes held and the request has {ticket.nbytes}"
+        if ticket.rows > policy.queue_rows or ticket.nbytes > policy.queue_bytes:
+            return TooLarge(
+                f"the request has {ticket.rows} rows and {ticket.nbytes} bytes; the queue never holds more than "
+                f"{policy.queue_rows} rows and {policy.queue_bytes} bytes"
             )
-            raise QueueFull(text, self.queue_wait_s())
+        if self.lanes.rows + ticket.rows > policy.queue_rows:
+            held = f"{self.lanes.rows} of {policy.queue_rows} rows wait and the request has {ticket.rows}"
+        else:
+            held = f"{self.held_bytes} of {policy.queue_bytes} bytes held and the request has {ticket.nbytes}"
+        return QueueFull(f"queue full: {held}", self.queue_wait_s())
 
-    def _refuse_poison(self, ticket: Ticket, now: float) -> None:
-        if self._fingerprint is None or not self._poison:
-            return
-        if self._poison.refused(self._fingerprint(ticket.payload), now):
+    def _refuse_poison(self, digest: bytes, now: float) -> None:
+        if self._poison.refused(digest, now):
             self.stats.poison_refused_n += 1
             raise PoisonRefused("refused: this very input broke the model repeatedly within the last minute")
 
     def _free_worker(self) -> Worker | None:
         """Prefer a worker that idles; a further pipeline slot only counts when a batch is already worth sending."""
-        best: Worker | None = None
-        for worker in self.workers.values():
-            load = len(worker.batches)
-            if worker.retired or load >= worker.slots or (load and not self._prefetch_pays()):
-                continue
-            if best is None or (load, worker.last_batch) < (len(best.batches), best.last_batch):
-                best = worker
-        return best
+        worker = self._free.first_idle()
+        if worker is None and self._free.partly and self._prefetch_pays():
+            worker = self._free.least_loaded()
+        return worker
 
     def _prefetch_pays(self) -> bool:
-        return bool(self._isolated) or self.lanes.any_at_least(self.policy.early_trigger)
+        policy = self.policy
+        return self._next_isolated() or self.lanes.any_at_least(min(policy.early_trigger, policy.max_batch))
+
+    def _next_isolated(self) -> bool:
+        """Whether a group waits to run again. Groups whose tickets all ended meanwhile go."""
+        groups = self._isolated
+        while groups and not any(piece.state is PieceState.ISOLATED for piece in groups[0]):
+            groups.popleft()
+        return bool(groups)
 
     def _busy_lanes(self) -> set[LaneKey]:
         busy = {batch.lane_key for batch in self.batches.values()}
         return busy.union(piece.ticket.lane_key for group in self._isolated for piece in group)
 
     def _form(self, worker: Worker, now: float) -> Batch | None:
-        while self._isolated:
+        if self._next_isolated():
             group = [piece for piece in self._isolated.popleft() if piece.state is PieceState.ISOLATED]
-            if group:
-                return self._send(worker, group[0].ticket.lane_key, group, ReleaseReason.ISOLATE, now)
+            return self._send(worker, group[0].ticket.lane_key, group, ReleaseReason.ISOLATE, now)
         chosen = self.lanes.choose(self.policy, self.draining, now)
         if chosen is None:
             return None
         lane, reason = chosen
-        pieces = self.lanes.take(lane, self.policy.max_batch, reason)
+        pieces = self.lanes.take(lane, self.policy.max_batch)
         return self._send(worker, lane.key, pieces, reason, now)
 
     def _send(self, worker: Worker, lane_key: LaneKey, pieces: list[Piece], reason: ReleaseReason, now: float) -> Batch:
@@ -282,20 +288,21 @@ class BatchState:
         batch = Batch(self._next_batch, worker.id, lane_key, pieces, rows, reason, now)
         self.batches[batch.id] = batch
         worker.batches.append(batch.id)
-        worker.last_batch = batch.id
+        self._free.place(worker)
         self.stats.batches_n += 1
-        lane = self.lanes.get(lane_key)
-        if lane is not None:
-            lane.stats.batches_n += 1
-            lane.stats.rows_n += rows
+        self.lanes.classes[lane_key.size_class].count(rows, reason)
         return batch
 
     def _take_batch(self, batch_id: int, now: float) -> Batch:
-        batch = self.batches.pop(batch_id)
+        batch = self.batches.pop(batch_id, None)
+        if batch is None:
+            raise IllegalMove(f"batch {batch_id} ended but is not in flight", f"In flight: {list(self.batches)}.")
         worker = self.workers[batch.worker]
+        first = worker.batches[0] == batch_id
         worker.batches.remove(batch_id)
-        if worker.batches:  # what waited behind it starts to run now
+        if first and worker.batches:  # what waited behind it starts to run now
             self.batches[worker.batches[0]].started_at = now
+        self._free.place(worker)
         return batch
 
     def _still_wanted(self, batch: Batch, now: float) -> list[Piece]:
@@ -326,17 +333,6 @@ class BatchState:
             if group:
                 self._isolated.append(group)
 
-    def _halve(self, piece: Piece) -> tuple[Piece, Piece]:
-        """Split a piece that was too large to run; both halves are SENT like the one they replace."""
-        ticket = piece.ticket
-        first = Piece(ticket, piece.start, piece.rows // 2)
-        second = Piece(ticket, piece.start + first.rows, piece.rows - first.rows)
-        first.state = second.state = PieceState.SENT
-        at = ticket.pieces.index(piece)
-        ticket.pieces[at : at + 1] = [first, second]
-        ticket.open_pieces += 1
-        return first, second
-
     def _fail_pieces(self, pieces: list[Piece], kind: FailureKind, text: str, now: float) -> list[Ticket]:
         ended: list[Ticket] = []
         for piece in pieces:
@@ -362,7 +358,7 @@ class BatchState:
         self.stats.outcomes[outcome] += 1
         self._log.append((now, ticket.id, outcome.value))
         ticket.payload = None
-        if outcome is Outcome.OK:
+        if outcome is Outcome.OK:  # its pieces hold the results; whoever takes them clears the list
             return
         for piece in ticket.pieces:
             if piece.state is PieceState.QUEUED:
@@ -372,6 +368,7 @@ class BatchState:
                 self._move(piece, "drop", now)
             elif piece.state is PieceState.SENT:
                 self._orphans += 1
+        ticket.pieces.clear()  # they point back: a cycle would keep what they hold until the collector runs
 
     def _move(self, piece: Piece, event: str, now: float) -> None:
         state = _MOVES.get((piece.state, event))
@@ -379,10 +376,6 @@ class BatchState:
             raise IllegalMove(f"{event} on a piece that is {piece.state.value}", self.story(piece.ticket))
         piece.state = state
         self._log.append((now, piece.ticket.id, event))
-
-    def _compact_deadlines(self) -> None:
-        self._deadlines = [entry for entry in self._deadlines if entry[1] in self.tickets]
-        heapify(self._deadlines)
 
     def story(self, ticket: Ticket) -> str:
         """Return what recently happened to a ticket, oldest first, for error messages."""
@@ -393,6 +386,4 @@ class BatchState:
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds. For tests: it recounts everything."""
-        from hybrid.batching.invariants import check
-
-        check(self)
+        invariants.check(self)
