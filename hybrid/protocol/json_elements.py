@@ -84,9 +84,11 @@ def element_fault(codec: Codec, data: Raw | bytes, error: Exception, nesting: st
         return TensorFault(f"data must be a list{nesting}, got {show_value(data)}")
     value = value_at(data, path)
     if nesting and "got `array`" not in str(error) and "Expected `array`" in str(error):
-        return TensorFault(f"data{path} is {value or text}, expected a list{nesting}")
+        return TensorFault(f"data{path} is {value or 'no list'}, expected a list{nesting}")
     shown = f"[{first + int(path.strip('[]'))}]" if first else path
-    return TensorFault(_unfit(codec, shown, value or text))
+    if value is None:
+        return TensorFault(f"data{shown}: {text}; {codec.datatype} takes {codec.wanted}")
+    return TensorFault(_unfit(codec, shown, value))
 
 
 def _unfit(codec: Codec, path: str, value: str) -> str:

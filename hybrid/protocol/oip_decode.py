@@ -9,7 +9,14 @@ import msgspec
 from hybrid.errors import BadRequest
 from hybrid.messages import InferRequest, WantedOutput
 from hybrid.protocol.oip_explain import explain
-from hybrid.protocol.oip_wire import WireRequest, WireRequestParameters, WireWanted, read_tensors, split_body
+from hybrid.protocol.oip_wire import (
+    MAX_TENSORS,
+    WireRequest,
+    WireRequestParameters,
+    WireWanted,
+    read_tensors,
+    split_body,
+)
 
 _MICROSECONDS = 1e6
 _NO_PARAMETERS = WireRequestParameters()
@@ -33,8 +40,8 @@ def decode_infer(body: bytes, header_length: int | None) -> InferRequest:
         wire = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise explain(text, error, header_length) from error
-    if not wire.inputs:
-        raise BadRequest("inputs: expected at least one tensor, got an empty list")
+    if not 0 < len(wire.inputs) <= MAX_TENSORS:
+        raise BadRequest(f"inputs: expected 1 to {MAX_TENSORS} tensors, got a list of {len(wire.inputs)}")
     parameters = wire.parameters or _NO_PARAMETERS
     return InferRequest(
         read_tensors("input", wire.inputs, body, header_length),
@@ -47,6 +54,8 @@ def decode_infer(body: bytes, header_length: int | None) -> InferRequest:
 
 
 def _wanted(items: tuple[WireWanted, ...], default: bool) -> tuple[WantedOutput, ...]:
+    if len(items) > MAX_TENSORS:
+        raise BadRequest(f"outputs: expected at most {MAX_TENSORS}, got a list of {len(items)}")
     wanted = []
     for item in items:
         binary = None if item.parameters is None else item.parameters.binary_data

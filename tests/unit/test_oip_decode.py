@@ -216,7 +216,7 @@ def test_bf16_in_json_says_use_binary():
         (b"null", ["object", "null"]),
         (b'"x"', ["object", "str"]),
         (b"{}", ["inputs", "missing"]),
-        (b'{"inputs":[]}', ["inputs", "empty"]),
+        (b'{"inputs":[]}', ["inputs", "list of 0"]),
         (b'{"inputs":{}}', ["inputs", "array", "object"]),
         (b'{"inputs":null}', ["inputs", "array", "null"]),
         (b'{"inputs":[1]}', ["number 0", "object", "int"]),
@@ -318,6 +318,12 @@ def test_outputs_and_their_forms():
     request = decode_infer(json.dumps(body).encode(), None)
     assert request.outputs == (WantedOutput("a", False), WantedOutput("b", True), WantedOutput("c", True))
     assert request.binary
+
+
+def test_too_many_tensors():
+    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
+    refuse(json.dumps({"inputs": [tensor] * 1025}).encode(), "inputs", "1024", "1025")
+    refuse(request_of([1], outputs=[{"name": "y"}] * 1025), "outputs", "1024", "1025")
 
 
 def test_empty_outputs_are_all_outputs():
