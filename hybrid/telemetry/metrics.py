@@ -140,12 +140,14 @@ def _front(samples: _Samples, front: Front) -> None:
     samples.add("hybrid_preprocess_busy_seconds_total", front.pre_busy_s)
     samples.add("hybrid_preprocess_queue_items", front.pre_queue)
     samples.add("hybrid_preprocess_workers", front.pre_threads)
+    samples.add("hybrid_http_requests_total", http.requests_n)
     samples.add("hybrid_http_connections_total", http.accepted_n, "accepted")
     samples.add("hybrid_http_connections_total", http.refused_n, "refused")
     for entry in http.responses:
         samples.add("hybrid_http_responses_total", entry.n, str(entry.status))
     samples.add("hybrid_http_malformed_total", http.malformed_n)
     samples.add("hybrid_http_timeouts_total", http.timeouts_n)
+    samples.add("hybrid_http_disconnects_total", http.disconnects_n)
     samples.add("hybrid_http_received_bytes_total", http.received_bytes_n)
     samples.add("hybrid_http_sent_bytes_total", http.sent_bytes_n)
 

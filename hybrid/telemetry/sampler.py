@@ -67,8 +67,9 @@ class Sampler:
         self._proc = root / "proc"
         self._cgroup = root / "sys/fs/cgroup"
         self._ticks: dict[int, tuple[int, int]] = {}
-        self._processes: dict[str, psutil.Process] = {}
-        self._cpu_s: dict[str, float] = {}
+        # By pid: the owner of a process may be called otherwise later, its CPU time must not count twice then.
+        self._processes: dict[int, psutil.Process] = {}
+        self._cpu_s: dict[int, float] = {}
         self._ended_cpu_s = 0.0
 
     def sample(self, now: float, pids: Mapping[str, int]) -> HostSample:
@@ -169,9 +170,9 @@ class Sampler:
                     break
 
     def _read_processes(self, pids: Mapping[str, int], absent: dict[str, str]) -> tuple[ProcessSample, ...]:
-        for owner in [name for name, process in self._processes.items() if pids.get(name) != process.pid]:
-            del self._processes[owner]
-            self._ended_cpu_s += self._cpu_s.pop(owner, 0.0)
+        for pid in self._processes.keys() - set(pids.values()):
+            del self._processes[pid]
+            self._ended_cpu_s += self._cpu_s.pop(pid, 0.0)
         samples = []
         for owner, pid in pids.items():
             try:
@@ -183,15 +184,18 @@ class Sampler:
         return tuple(samples)
 
     def _read_process(self, owner: str, pid: int) -> ProcessSample:
-        process = self._processes.get(owner)
+        process = self._processes.get(pid)
         if process is None:
-            process = self._processes[owner] = psutil.Process(pid)
+            process = self._processes[pid] = psutil.Process(pid)
         with process.oneshot():
             if process.status() == psutil.STATUS_ZOMBIE:
                 raise psutil.NoSuchProcess(pid)
             times = process.cpu_times()
             rss = process.memory_info().rss
-        cpu_s = self._cpu_s[owner] = times.user + times.system
+        cpu_s = times.user + times.system
+        if cpu_s < self._cpu_s.get(pid, 0.0):  # another process has got the number meanwhile
+            self._ended_cpu_s += self._cpu_s[pid]
+        self._cpu_s[pid] = cpu_s
         return ProcessSample(owner, pid, rss, cpu_s)
 
 

@@ -82,12 +82,17 @@ class Responses(Struct, frozen=True):
 
 
 class Http(Struct, frozen=True, kw_only=True):
-    """Counters of the HTTP edge: connections, bytes on the wire, responses by status, malformed requests, time-outs."""
+    """Counters of the HTTP edge.
 
-    accepted_n: int = 0
+    `malformed_n` are requests that were not HTTP, `disconnects_n` clients that left before their answer; `accepted_n` and `refused_n` count connections; `responses` are by status code.
+    """
+
+    requests_n: int = 0
+    accepted_n: int | None = None
     refused_n: int = 0
-    received_bytes_n: int = 0
-    sent_bytes_n: int = 0
+    disconnects_n: int = 0
+    received_bytes_n: int | None = None
+    sent_bytes_n: int | None = None
     malformed_n: int = 0
     timeouts_n: int = 0
     responses: tuple[Responses, ...] = ()

@@ -67,6 +67,7 @@ def open_descriptors():
     return set(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 def test_records_of_a_child_appear_with_its_pid_its_role_and_its_time():
     stream = io.StringIO()
     code = """
@@ -96,6 +97,7 @@ logging.getLogger("other").info("caf\\u00e9 \\ud800")
     assert [line["ts"] for line in found] == sorted(line["ts"] for line in found)
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_in_a_flood_leaves_whole_lines_and_disturbs_nobody():
     stream = io.StringIO()
     flood = """
@@ -144,6 +146,7 @@ def test_a_child_that_is_not_read_never_blocks_and_says_what_was_lost():
         writer.put_nowait(LogLine(0.0, 20, "hybrid", "to nobody", "w0", 1))  # no SIGPIPE, no error
 
 
+@pytest.mark.slow
 def test_packets_that_are_no_records_are_skipped():
     stream = io.StringIO()
     code = r"""
@@ -157,6 +160,7 @@ log.info("after")
     assert [line["message"] for line in lines(stream)] == ["after"]
 
 
+@pytest.mark.slow
 def test_a_grandchild_does_not_keep_the_channel_open():
     stream = io.StringIO()
     code = """
@@ -185,6 +189,7 @@ def test_a_quiet_channel_costs_no_wake_ups():
         process.communicate(b"\n")
 
 
+@pytest.mark.slow
 def test_closing_the_channel_of_a_living_child_ends_at_once():
     stream = io.StringIO()
     with hub_on(stream) as hub:

@@ -171,6 +171,22 @@ def test_a_process_that_ends_is_named_and_its_cpu_time_stays(root):
     assert dropped.host.cpu_s == replaced.host.cpu_s
 
 
+def test_a_process_that_is_called_otherwise_is_not_counted_twice(root):
+    sampler = Sampler((0,), GB, root)
+    first = sampler.sample(1.0, {"w0 m (next)": os.getpid()})
+    second = sampler.sample(2.0, {"w0 m": os.getpid()})
+    assert second.host.cpu_s == second.processes[0].cpu_s
+    assert second.host.cpu_s < first.host.cpu_s + 1.0
+
+
+def test_the_cpu_time_never_falls_when_a_pid_is_used_again(root, monkeypatch):
+    sampler = Sampler((0,), GB, root)
+    before = sampler.sample(1.0, {"w0": os.getpid()}).host.cpu_s
+    times = psutil.Process().cpu_times()._replace(user=0.0, system=0.0)
+    monkeypatch.setattr(psutil._psplatform.Process, "cpu_times", lambda self: times)
+    assert sampler.sample(2.0, {"w0": os.getpid()}).host.cpu_s == before
+
+
 def test_a_process_that_may_not_be_read_is_named(root, monkeypatch):
     def denied(self):
         raise psutil.AccessDenied(self.pid)
