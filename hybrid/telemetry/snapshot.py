@@ -84,7 +84,8 @@ class Responses(Struct, frozen=True):
 class Http(Struct, frozen=True, kw_only=True):
     """Counters of the HTTP edge.
 
-    `malformed_n` are requests that were not HTTP, `disconnects_n` clients that left before their answer; `accepted_n` and `refused_n` count connections; `responses` are by status code.
+    `malformed_n` are requests that were not HTTP, `disconnects_n` clients that left before their answer; `accepted_n`
+    and `refused_n` count connections; `responses` are by status code.
     """
 
     requests_n: int = 0
