@@ -60,16 +60,19 @@ class Handler:
             model = self._infer_paths.get(exchange.path)
             if model is not None and exchange.method == "POST":
                 self._admission.authorise(exchange.headers)
-                if len(exchange.body) > _HEAVY_BYTES:
-                    self._defer(exchange, model)
-                else:
-                    self._infer(exchange, model)
+                self._take(exchange, model)
             else:
                 self._route(exchange)
         except HybridError as error:
             exchange.fail(error)
 
     # Inference -----------------------------------------------------------------------------------------------------
+
+    def _take(self, exchange: Exchange, model: ServedModel) -> None:
+        if len(exchange.body) > _HEAVY_BYTES:
+            self._defer(exchange, model)
+        else:
+            self._infer(exchange, model)
 
     def _infer(self, exchange: Exchange, model: ServedModel) -> None:
         began = time.monotonic()
@@ -83,7 +86,8 @@ class Handler:
         except HybridError as error:
             model.tally.failed(error)
             raise
-        inference = Inference(model, request, exchange.received_at, time.monotonic() - began)
+        parse_s = time.monotonic() - began
+        inference = Inference(model, request, exchange.received_at, parse_s, len(exchange.body))
         inference.start(deadline, lambda answer: _reply(exchange, model, request, answer))
         exchange.on_disconnect = inference.cancel
 
@@ -141,7 +145,7 @@ class Handler:
         model = self._repository.get(name, version)
         if rest == ["infer"]:  # a percent-encoded spelling of a known path, or the wrong method
             _expect(exchange, "POST")
-            self._infer(exchange, model)
+            self._take(exchange, model)
         elif not rest:
             _expect(exchange, "GET")
             versions = self._repository.versions(name) if version is None else [version]

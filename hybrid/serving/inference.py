@@ -42,18 +42,23 @@ Answer = InferResponse | HybridError
 class Inference:
     """Takes one request through a model. `on_answer` is called exactly once after `start` returned, unless cancelled.
 
-    Times are monotonic seconds; `deadline` may be inf.
+    Times are monotonic seconds; `deadline` may be inf. `held_bytes` is what the front end keeps of the request until
+    the answer. It counts against the queue's bound in bytes, or bodies of much white space would be held for free.
     """
 
     __slots__ = (
-        "_deadline", "_job", "_model", "_on_answer", "_parse_s", "_preprocess_s", "_received_at", "_request", "_ticket",
+        "_deadline", "_held_bytes", "_job", "_model", "_on_answer", "_parse_s", "_preprocess_s", "_received_at",
+        "_request", "_ticket",
     )  # fmt: skip
 
-    def __init__(self, model: ServedModel, request: InferRequest, received_at: float, parse_s: float) -> None:
+    def __init__(
+        self, model: ServedModel, request: InferRequest, received_at: float, parse_s: float, held_bytes: int = 0
+    ) -> None:
         self._model = model
         self._request = request
         self._received_at = received_at
         self._parse_s = parse_s
+        self._held_bytes = held_bytes
         self._preprocess_s = 0.0
         self._deadline = INFINITY
         self._on_answer: Callable[[Answer], None] | None = None
@@ -152,7 +157,7 @@ class Inference:
 
     def _enqueue(self, tensors: tuple[Tensor, ...], rows: int, size: int) -> None:
         self._refuse_oversized(rows)
-        nbytes = sum(tensor.nbytes for tensor in tensors)
+        nbytes = max(self._held_bytes, sum(tensor.nbytes for tensor in tensors))
         if nbytes > self._model.plan.queue_bytes:
             limit = self._model.plan.queue_bytes
             raise TooLarge(
@@ -215,18 +220,31 @@ def lane_of(tensors: Sequence[Tensor], pad: dict[str, int], edges: Sequence[int]
     """Return which lane a request belongs to, and its size (the length along the padded dimension).
 
     Tensors that may be padded share a lane per size class; all others must agree in every trailing dimension.
+
+    Raises:
+        BadRequest: padded tensors of one request differ in length. Padding would make them agree in some batches, so
+            that the answer depended on who else is in the batch.
     """
     if len(tensors) == 1 and not pad:
         only = tensors[0]
         return LaneKey((only.datatype, only.array.shape[1:])), size
     data_format: list[Any] = []
+    length: int | None = None
     for tensor in tensors:
         shape = tensor.array.shape[1:]
         if tensor.name in pad and shape:
-            size = max(size, shape[0])
+            length = shape[0] if length is None else length
+            if shape[0] != length:
+                raise _lengths_fault(tensors, pad)
+            size = max(size, length)
             shape = shape[1:]
         data_format.append((tensor.datatype, shape))
     return LaneKey(tuple(data_format), _class_of(edges, size)), size
+
+
+def _lengths_fault(tensors: Sequence[Tensor], pad: dict[str, int]) -> BadRequest:
+    shapes = ", ".join(f"{t.name!r} {list(t.array.shape)}" for t in tensors if t.name in pad)
+    return BadRequest(f"inputs disagree on dimension 1, the length of a row: {shapes}")
 
 
 def _class_of(edges: Sequence[int], size: int) -> str:
