@@ -22,6 +22,7 @@ class MonotonicClock:
         self._last = time.monotonic()
 
     def __call__(self) -> float:
+        """Return monotonic seconds."""
         now = time.monotonic()
         if now < self._last:
             return self._last
@@ -36,6 +37,7 @@ class ManualClock:
         self.now = start_s
 
     def __call__(self) -> float:
+        """Return the time it was set to."""
         return self.now
 
     def advance(self, seconds: float) -> float:

@@ -70,7 +70,7 @@ class BatchingSettings(Settings, frozen=True):
     queue_bytes: Positive | None = None
     size_edges: tuple[Positive, ...] = ()  # upper edges of size classes (tokens or pixels)
     pad_inputs: dict[str, int] = field(default_factory=dict)  # input -> fill value along dimension 1
-    tolerance: float = 1e-3  # batched rows may differ from the same rows alone by this much (relative to the largest value)
+    tolerance: float = 1e-3  # how far batched rows may be from the same rows alone, relative to the largest value
 
 
 class WorkerSettings(Settings, frozen=True):
@@ -102,8 +102,8 @@ class ImageSettings(Settings, frozen=True):
     input: str = "image"
     width: Positive = 224
     height: Positive = 224
-    # stretch: straight to width x height. crop: short side to `resize_to`, then the centre. stretch_crop: to a square of
-    # `resize_to`, then the centre. fit: the whole picture, black bars. `resize_to` is max(width, height) when not set.
+    # stretch: straight to width x height. crop: short side to `resize_to`, then the centre. stretch_crop: to a square
+    # of `resize_to`, then the centre. fit: the whole picture, black bars. `resize_to` is max(width, height) when not set.
     resize: Literal["stretch", "crop", "stretch_crop", "fit"] = "stretch"
     resize_to: Positive | None = None
     channels: Literal["rgb", "bgr"] = "rgb"

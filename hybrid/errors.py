@@ -63,6 +63,7 @@ class Unauthorized(BadRequest):
 
     @property
     def headers(self) -> dict[str, str]:
+        """Say which scheme is spoken."""
         return {"WWW-Authenticate": "Bearer"}
 
 
@@ -85,6 +86,7 @@ class MethodNotAllowed(BadRequest):
 
     @property
     def headers(self) -> dict[str, str]:
+        """Name the methods that would work."""
         return {"Allow": self.allow}
 
 
@@ -144,6 +146,7 @@ class QueueFull(HybridError):
 
     @property
     def headers(self) -> dict[str, str]:
+        """Say when to come back, in whole seconds."""
         return {"Retry-After": str(max(1, round(self.retry_after_s)))}
 
 
@@ -182,6 +185,7 @@ class NotReady(HybridError):
 
     @property
     def headers(self) -> dict[str, str]:
+        """Say when to come back."""
         return {"Retry-After": "1"}
 
 

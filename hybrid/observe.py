@@ -23,6 +23,11 @@ from hybrid.telemetry.sampler import HostSample, Sampler
 from hybrid.workers.member import Member, MemberState
 
 PERIOD_S: Final = 1.0
+_ABSENT: Final = {
+    "gpus": "this version reads no GPU",
+    "findings": "this version has no rules",
+    "soak": "no soak is running",
+}
 
 
 class Observer:
@@ -68,7 +73,7 @@ class Observer:
             models=tuple(_model(model, now) for model in self._repository),
             workers=tuple(worker for model in self._repository for worker in _workers(model, now)),
             memory=self._memory(sample),
-            absent=sample.absent | {"gpus": "not read by this version", "findings": "no rules in this version"},
+            absent=sample.absent | _ABSENT,
             cost=snap.Cost(build_s=time.perf_counter() - began, bytes=self._last_bytes),
         )
 
@@ -105,7 +110,8 @@ class Observer:
             bytes_queued=http.body_bytes + sum(model.scheduler.state.held_bytes for model in self._repository),
             outcomes=_sum_outcomes([model.tally.outcomes() for model in self._repository]),
             http=snap.Http(
-                accepted_n=http.requests_n,
+                requests_n=http.requests_n,
+                disconnects_n=http.disconnects_n,
                 refused_n=http.refused_connections_n,
                 malformed_n=http.bad_requests_n,
                 timeouts_n=http.timeouts_n,
@@ -174,6 +180,7 @@ def _size_class(key: str, counters: LaneCounters, waiting: list[Lane], max_batch
         key=key,
         hi=int(key) if key.isdigit() else None,
         depth=sum(lane.rows for lane in waiting),
+        bytes=sum(lane.waiting_bytes() for lane in waiting),
         oldest_s=max((now - lane.oldest() for lane in waiting), default=None),
         arrived_n=counters.arrived_n,
         batches_n=counters.batches_n,

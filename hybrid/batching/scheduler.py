@@ -66,6 +66,7 @@ class Scheduler:
         """Forget a ticket whose client left; `on_done` will not be called."""
         if self.state.cancel(ticket, self._clock()):
             ticket.on_done = None
+            ticket.pieces = []
 
     def drain(self) -> None:
         """Take nothing new, release what waits."""
@@ -220,6 +221,7 @@ def _deliver(piece: Piece, outputs: Sequence[Output], row: int, batch_rows: int,
 def _finish(ticket: Ticket) -> None:
     if ticket.outcome is Outcome.OK:
         ticket.result = _assemble(ticket.pieces)
+    ticket.pieces = []  # they point back to the ticket: cut here, so that no request is left to the cycle collector
     if ticket.on_done is not None:
         on_done, ticket.on_done = ticket.on_done, None
         on_done(ticket)

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 
 from hybrid.config import ModelSettings
 

@@ -1,0 +1,1 @@
+"""The HTTP edge: sockets and HTTP in `http`, routing in `handler`, keys and deadlines in `admission`."""

@@ -18,7 +18,7 @@ from hybrid.messages import FailureKind
 from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
-from hybrid.workers.arena import read_array
+from hybrid.workers.arena import Slab, read_array
 from hybrid.workers.member import Member, MemberState, SeatTotals, Taken
 from hybrid.workers.pack import Rows, pack_batch
 from hybrid.workers.process import ChildProcess
@@ -88,6 +88,7 @@ class WorkerPool:
         self.totals = [SeatTotals() for _ in range(plan.instances)]
         self.ends: dict[str, int] = {}
         self.last_end = [""] * plan.instances
+        self.ready = 0  # how many warmed workers take batches; asked once per request, so it is kept and not counted
         self.first_error = ""  # why the first start failed; the server gives up on it
         self._hub = hub
         self._loop = loop
@@ -115,7 +116,7 @@ class WorkerPool:
         if self._ticker is not None:
             self._ticker.cancel()
         for member in list(self.members.values()):
-            member.state = MemberState.STOPPED
+            self._enter(member, MemberState.STOPPED)
             if member.child is not None:
                 member.child.stop()
         try:
@@ -125,11 +126,6 @@ class WorkerPool:
             for member in self.members.values():
                 self.kill(member.id, "did not stop in time")
             await self._wait_gone()
-
-    @property
-    def ready(self) -> int:
-        """How many warmed workers take batches."""
-        return sum(member.state is MemberState.READY for member in self.members.values())
 
     @property
     def failing(self) -> bool:
@@ -174,12 +170,13 @@ class WorkerPool:
 
     def _on_ran(self, member: Member, event: wire.Ran) -> None:
         taken = member.taken[event.batch_id]
-        slot = member.slots[taken.slot]
-        data = slot.outputs.view(event.mapped)
-        # Copied out so that the slot is free before anything is serialised: the worker's next batch goes first.
-        outputs = [
-            Output(block.name, block.datatype, _own(read_array(data, block)), block.finite) for block in event.blocks
-        ]
+        try:
+            outputs = _copied_out(member.slots[taken.slot].outputs, event)
+        except MemoryError as error:
+            self._free_slot(member, event.batch_id)
+            if self.listener is not None:
+                self.listener.on_batch_failed(event.batch_id, FailureKind.MEMORY, str(error) or "out of memory")
+            return
         member.batches_n += 1
         totals = self.totals[member.seat]
         totals.batches_n += 1
@@ -231,7 +228,7 @@ class WorkerPool:
     def _on_ready(self, member: Member, ready: wire.Ready) -> None:
         if member.state is not MemberState.STARTING:
             return
-        member.state = MemberState.READY
+        self._enter(member, MemberState.READY)
         member.since = self._clock()
         if self.listener is not None:
             self.listener.on_worker_ready(member.id, len(member.slots), ready)
@@ -240,8 +237,12 @@ class WorkerPool:
                 self._retire(old)
         self.changed.set()
 
+    def _enter(self, member: Member, state: MemberState) -> None:
+        self.ready += (state is MemberState.READY) - (member.state is MemberState.READY)
+        member.state = state
+
     def _retire(self, member: Member) -> None:
-        member.state = MemberState.RETIRING
+        self._enter(member, MemberState.RETIRING)
         if self.listener is not None:
             self.listener.on_worker_retired(member.id)
         if not member.taken and member.child is not None:
@@ -254,7 +255,7 @@ class WorkerPool:
         cause = member.start_error or cause
         if not expected:
             self._note_end(member, cause, was_ready)
-        member.state = MemberState.STOPPED
+        self._enter(member, MemberState.STOPPED)
         if self.listener is not None:
             self.listener.on_worker_lost(member.id, cause)
         member.close()
@@ -335,6 +336,12 @@ class WorkerPool:
         while self.members:
             self._idle.clear()
             await self._idle.wait()
+
+
+def _copied_out(slab: Slab, event: wire.Ran) -> list[Output]:
+    """Copy the outputs, so that the slot is free before anything is serialised: the worker's next batch goes first."""
+    data = slab.view(event.mapped)
+    return [Output(block.name, block.datatype, _own(read_array(data, block)), block.finite) for block in event.blocks]
 
 
 def _own(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
