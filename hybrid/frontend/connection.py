@@ -10,16 +10,15 @@ resets it and the client would lose the answer.
 import asyncio
 import logging
 import math
-import socket
 from collections import deque
 from typing import Final, cast
 
 from hybrid.errors import HybridError, NotReady, SlowClient
 from hybrid.frontend import reply
 from hybrid.frontend.exchange import Exchange
-from hybrid.frontend.outbox import Outbox
 from hybrid.frontend.parser import BODY, DROP, HEAD, IDLE, RequestParser
 from hybrid.frontend.shared import Shared
+from hybrid.frontend.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,7 @@ class Connection(asyncio.Protocol):
     Attributes of a connection are kept without __slots__: there is one per client, not per request.
     """
 
-    _transport: asyncio.Transport
-    _outbox: Outbox
+    _wire: Wire
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -50,8 +48,7 @@ class Connection(asyncio.Protocol):
         self._counted_bytes = 0  # of an unfinished body, as counted in shared
         self._dropped_bytes = 0
         self._feeding = self._advancing = False  # inside the parser, inside the answer loop: neither may be re-entered
-        self._closing = self._eof = self._paused = False
-        self._peer: str | None = None
+        self._closing = self._eof = False
         self.deadline = math.inf
 
     # Called by the event loop.
@@ -59,8 +56,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or say 503 at once when there are too many connections already."""
         shared = self._shared
-        self._transport = cast(asyncio.Transport, transport)
-        self._outbox = Outbox(self._transport)
+        self._wire = Wire(cast(asyncio.Transport, transport))
         if len(shared.connections) < shared.max_connections:
             shared.connections.add(self)
             self.deadline = shared.clock() + shared.limits.idle_timeout_s
@@ -90,21 +86,21 @@ class Connection(asyncio.Protocol):
         """The client will send no more: it left, or only closed its sending half. Open requests still get answers."""
         self._eof = True
         self._stop_parsing()
-        if self._closing or not (self._queue or self._held) or self._transport.get_extra_info("sslcontext") is not None:
-            return False  # TLS has no half-closed connections
+        if self._closing or not (self._queue or self._held) or not self._wire.can_half_close:
+            return False
         self._shared.watch_half_closed(self)
         return True
 
     def pause_writing(self) -> None:
         """The client does not read its answers: stop taking its requests."""
-        self._outbox.blocked = True
-        self._outbox.shrank()
+        self._wire.blocked = True
+        self._wire.shrank()
         self._settle()
         self.deadline = self._shared.clock() + self._shared.limits.write_timeout_s
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._outbox.blocked = False
+        self._wire.blocked = False
         if not self._advancing and not self._feeding:
             self._advance()
 
@@ -131,13 +127,11 @@ class Connection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether something would be lost by closing now: a request on its way in or out, or an unsent answer."""
-        if self._closing:
-            return self._outbox.unsent_bytes > 0
-        return bool(self._queue or self._held or self._backlog) or self._parser.phase in (HEAD, BODY)
+        return self._wire.unsent_bytes > 0 or (not self._closing and self._has_requests())
 
     def close_if_idle(self) -> None:
         """Close unless a request is open."""
-        if not self._closing and not self.busy:
+        if not self._closing and not self._has_requests():
             self._close()
 
     def end_streams(self) -> None:
@@ -150,14 +144,14 @@ class Connection(asyncio.Protocol):
         """Drop the client now."""
         self._closing = True
         self.deadline = math.inf
-        self._transport.abort()
+        self._wire.abort()
 
     def expire(self, now: float) -> None:
         """The deadline has passed."""
         limits = self._shared.limits
         phase = self._parser.phase
-        if self._outbox.unsent_bytes and (self._outbox.blocked or self._closing or phase == IDLE):
-            if self._outbox.shrank():
+        if self._wire.unsent_bytes and (self._wire.blocked or self._closing or phase == IDLE):
+            if self._wire.shrank():
                 self.deadline = now + limits.write_timeout_s  # slow, but reading
                 return
             self._shared.timeouts_n += 1
@@ -182,23 +176,20 @@ class Connection(asyncio.Protocol):
         """Send an interim answer if HTTP allows one now; true when it was sent."""
         if self._queue[0].http10 or self._queue[0].streaming is not None:
             return False
-        self._transport.write(reply.CONTINUE)
+        self._wire.add([reply.CONTINUE])
+        self._wire.flush()
         return True
 
     def was_reset(self) -> bool:
         """Whether the client's kernel has reset the connection."""
-        sock: socket.socket = self._transport.get_extra_info("socket")
-        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        return self._wire.was_reset()
 
     # Called by exchanges.
 
     @property
     def peer(self) -> str:
         """Address of the client as host:port."""
-        if self._peer is None:
-            host, port = (self._transport.get_extra_info("peername") or ("unknown", 0))[:2]
-            self._peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return self._peer
+        return self._wire.peer
 
     def answered(self, exchange: Exchange) -> None:
         """An exchange has its answer; it leaves when all before it have left."""
@@ -215,11 +206,14 @@ class Connection(asyncio.Protocol):
             self._done(exchange)
         if self._queue[0] is exchange and not self._advancing:
             self._advance()
-        if max(sum(map(len, exchange.streaming)), self._outbox.unsent_bytes) > _STREAM_LIMIT_BYTES:
+        if max(sum(map(len, exchange.streaming)), self._wire.unsent_bytes) > _STREAM_LIMIT_BYTES:
             log.warning("dropped %s: it does not read its stream", self.peer)
             self.abort()
 
     # Requests in.
+
+    def _has_requests(self) -> bool:
+        return bool(self._queue or self._held or self._backlog) or self._parser.phase in (HEAD, BODY)
 
     def _feed(self, data: bytes | memoryview) -> None:
         self._feeding = True
@@ -229,11 +223,11 @@ class Connection(asyncio.Protocol):
             self._refuse(error)
         self._count_body()
         self._feeding = False
-        self._outbox.flush()
+        self._wire.flush()
 
     def _feed_backlog(self) -> None:
         """Parse slice by slice until more would be out than allowed."""
-        while self._backlog is not None and not (self._held or self._outbox.blocked or self._closing):
+        while self._backlog is not None and not (self._held or self._wire.blocked or self._closing):
             data, rest = self._backlog[:_SLICE], self._backlog[_SLICE:]
             self._feed(data)
             self._backlog = rest if rest and self._parser.phase != DROP else None
@@ -260,7 +254,7 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         self._shared.body_bytes += len(exchange.body)
-        if self._held or self._outbox.blocked or len(self._queue) >= self._shared.limits.max_pipelined:
+        if self._held or self._wire.blocked or len(self._queue) >= self._shared.limits.max_pipelined:
             self._held.append(exchange)
         else:
             self._hand_out(exchange)
@@ -297,23 +291,23 @@ class Connection(asyncio.Protocol):
         while not self._closing:
             if queue and self._send_first(queue[0]):
                 continue
-            if not self._held or self._outbox.blocked or len(queue) >= self._shared.limits.max_pipelined:
+            if not self._held or self._wire.blocked or len(queue) >= self._shared.limits.max_pipelined:
                 break
             self._hand_out(self._held.popleft())
         self._advancing = False
         if not self._feeding:
-            self._outbox.flush()
+            self._wire.flush()
             self._settle()
 
     def _send_first(self, exchange: Exchange) -> bool:
         """Send what the oldest exchange has to send. True when it is finished and gone from the queue."""
         if exchange.streaming is not None:
-            self._outbox.add(exchange.streaming)
+            self._wire.add(exchange.streaming)
             exchange.streaming = []
         if not exchange.done:
             return False
         self._queue.popleft()
-        last = exchange.close_after or (self._shared.draining and not self.busy)
+        last = exchange.close_after or (self._shared.draining and not self._has_requests())
         if exchange.answer is not None:
             status, body, content_type, extra = exchange.answer
             if last:
@@ -321,7 +315,7 @@ class Connection(asyncio.Protocol):
             elif exchange.http10:
                 extra += reply.KEEP_ALIVE
             head_only = exchange.method == "HEAD"
-            self._outbox.add(reply.encode(status, body, content_type, extra, head_only=head_only))
+            self._wire.add(reply.encode(status, body, content_type, extra, head_only=head_only))
         if last or (self._eof and not self._queue and not self._held):
             self._close(linger=exchange.refusal is not None)
         return True
@@ -339,54 +333,36 @@ class Connection(asyncio.Protocol):
         if self._parser.wants_continue and not self._queue and not self._held:
             self._parser.wants_continue = False
             if not self._parser.held_bytes:
-                self._transport.write(reply.CONTINUE)
-        blocked = self._outbox.blocked or bool(self._held) or self._backlog is not None
-        if blocked is not self._paused and not self._eof:
-            self._pause_reading(blocked)
-        if not self._outbox.blocked:  # else it was set when that began
-            self._set_deadline()
-
-    def _pause_reading(self, pause: bool) -> None:
-        self._paused = pause
-        if self._transport.is_closing():
-            return
-        if pause:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+                self._wire.add([reply.CONTINUE])
+                self._wire.flush()
+        paused = self._wire.blocked or bool(self._held) or self._backlog is not None
+        if not self._eof and self._wire.pause(paused):
             self._parser.started_at = self._shared.clock()  # the client could not send meanwhile
+        if not self._wire.blocked:  # else it was set when that began
+            self._set_deadline()
 
     def _set_deadline(self) -> None:
         limits = self._shared.limits
         phase = self._parser.phase
-        if phase == HEAD and not self._paused:
+        if phase == HEAD and not self._wire.paused:
             self.deadline = self._parser.started_at + limits.header_timeout_s
-        elif phase == BODY and not self._paused:
+        elif phase == BODY and not self._wire.paused:
             self.deadline = self._parser.started_at + limits.body_timeout_s
-        elif self._queue or self._paused:
+        elif self._queue or self._wire.paused:
             self.deadline = math.inf
         else:
             self.deadline = self._shared.now + limits.idle_timeout_s
 
     def _close(self, *, linger: bool = False) -> None:
         """End the connection once the answers are sent. Lingering waits until the client has closed."""
-        self._outbox.flush()
+        self._wire.flush()
         self._closing = True
         self._parser.close()
         self._count_body()
-        self._outbox.shrank()
-        now = self._shared.clock()
-        if self._transport.is_closing():
-            return
-        if linger and not self._eof:
-            self.deadline = now + _LINGER_S
-            if self._paused:
-                self._transport.resume_reading()
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
-        else:
-            self.deadline = now + self._shared.limits.write_timeout_s
-            self._transport.close()
+        self._wire.shrank()
+        linger = linger and not self._eof
+        self.deadline = self._shared.clock() + (_LINGER_S if linger else self._shared.limits.write_timeout_s)
+        self._wire.end(linger=linger)
 
 
 def _notify(exchange: Exchange) -> None:

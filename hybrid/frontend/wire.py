@@ -1,0 +1,108 @@
+"""The transport of a connection: what is sent is collected and written once per turn, and how the socket ends.
+
+Must never know requests or their order.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+#: Up to this size buffers are joined: one copy is cheaper than several buffers. Beyond it they are sent at once, so
+#: that a client which does not read is felt while its pipelined requests are still being handed out.
+_JOIN_BYTES = 64 * 1024
+_HIGH_BYTES = 256 * 1024
+_LOW_BYTES = 64 * 1024
+
+
+class Wire:
+    """One client's transport. `blocked`: the client does not read its answers. `paused`: nothing is read from it."""
+
+    __slots__ = ("_parts", "_peer", "_size", "_transport", "_unsent_bytes", "blocked", "paused")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        transport.set_write_buffer_limits(_HIGH_BYTES, _LOW_BYTES)
+        self._transport = transport
+        self._parts: list[bytes | memoryview] = []
+        self._size = 0
+        self._unsent_bytes = 0
+        self._peer = ""
+        self.blocked = False
+        self.paused = False
+
+    @property
+    def peer(self) -> str:
+        """Address of the client as host:port."""
+        if not self._peer:
+            host, port = (self._transport.get_extra_info("peername") or ("unknown", 0))[:2]
+            self._peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._peer
+
+    @property
+    def can_half_close(self) -> bool:
+        """Whether one direction can end alone; TLS ends both."""
+        return self._transport.get_extra_info("sslcontext") is None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def add(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send with the next flush."""
+        self._parts += parts
+        self._size += sum(map(len, parts))
+        if self._size > _JOIN_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected; dropped when the transport is closed."""
+        parts = self._parts
+        if not parts:
+            return
+        self._parts = []
+        size, self._size = self._size, 0
+        if self._transport.is_closing():
+            return
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        elif size <= _JOIN_BYTES:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+
+    def shrank(self) -> bool:
+        """Whether the client has read anything since the last call."""
+        before, self._unsent_bytes = self._unsent_bytes, self.unsent_bytes
+        return self._unsent_bytes < before
+
+    def pause(self, paused: bool) -> bool:
+        """Stop or go on reading. True when that is a change to going on."""
+        if paused is self.paused or self._transport.is_closing():
+            return False
+        self.paused = paused
+        if paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+        return not paused
+
+    def end(self, *, linger: bool) -> None:
+        """Close once all is sent. Lingering ends only the sending half: closing with unread input would reset it."""
+        self.flush()
+        if self._transport.is_closing():
+            return
+        if not linger:
+            self._transport.close()
+            return
+        self.pause(False)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def was_reset(self) -> bool:
+        """Whether the client's kernel has reset the connection."""
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+    def abort(self) -> None:
+        """Drop the client and everything unsent."""
+        self._transport.abort()
