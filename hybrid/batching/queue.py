@@ -149,7 +149,7 @@ class Lane:
         self._arrivals: deque[Piece] = deque()
         self._sequence = 0
         self._earliest = INFINITY
-        self._earliest_left = False  # the piece with the earliest deadline is gone: look again when asked
+        self._earliest_left = False  # pieces have left, one of them maybe with the earliest deadline
 
     def push(self, piece: Piece) -> None:
         """Take a QUEUED piece in."""
@@ -167,7 +167,7 @@ class Lane:
 
     def forget(self, piece: Piece) -> None:
         """Account for a piece that is leaving QUEUED without being taken."""
-        self._left(piece)
+        self._left(piece.rows, 1)
         if len(self._heap) > 2 * self.pieces + 64:
             self._compact()
 
@@ -186,9 +186,9 @@ class Lane:
             heappop(heap)
             taken.append(piece)
             room -= piece.rows
-            self._left(piece)
             if room <= 0:
                 break
+        self._left(max_rows - room, len(taken))
         return taken
 
     def urgency(self) -> tuple[int, float]:
@@ -211,20 +211,17 @@ class Lane:
         return sum(piece.ticket.nbytes * piece.rows // piece.ticket.rows for piece in queued)
 
     def earliest_deadline(self) -> float:
-        """Return the earliest deadline waiting here; inf without one. O(n) when the piece that had it has left."""
+        """Return the earliest deadline waiting here; inf without one. O(n) after pieces have left."""
         if self._earliest_left:
             queued = PieceState.QUEUED
             self._earliest = min((entry[1] for entry in self._heap if entry[3].state is queued), default=INFINITY)
             self._earliest_left = False
         return self._earliest
 
-    def _left(self, piece: Piece) -> None:
-        self.rows -= piece.rows
-        self.pieces -= 1
-        if not self.pieces:
-            self._earliest, self._earliest_left = INFINITY, False
-        elif piece.ticket.deadline <= self._earliest < INFINITY:
-            self._earliest_left = True
+    def _left(self, rows: int, pieces: int) -> None:
+        self.rows -= rows
+        self.pieces -= pieces
+        self._earliest_left = self._earliest < INFINITY
 
     def _compact(self) -> None:
         queued = PieceState.QUEUED

@@ -283,8 +283,9 @@ class BatchState:
         for piece in pieces:
             self._move(piece, "send", now)
             rows += piece.rows
-            if not piece.ticket.sent_at:
-                piece.ticket.sent_at = now
+            ticket = piece.ticket
+            if not ticket.sent_at:
+                ticket.sent_at = now
         batch = Batch(self._next_batch, worker.id, lane_key, pieces, rows, reason, now)
         self.batches[batch.id] = batch
         worker.batches.append(batch.id)

@@ -98,6 +98,7 @@ def test_retry_after_follows_the_predicted_time():
 def test_expired_before_it_came_is_answered_and_never_sent():
     world = World()
     ticket = world.submit(deadline=999.0)
+    assert world.state.wake_at(world.now) == world.now
     assert world.pump() == []
     assert ticket.outcome is Outcome.EXPIRED
     world.assert_at_rest()
@@ -251,6 +252,17 @@ def test_a_hundred_thousand_cancelled_tickets_leave_nothing():
     (lane,) = state.lanes
     assert max(len(lane._heap), len(lane._arrivals), len(state._deadlines)) <= 70
     state.check()
+
+
+def test_a_full_queue_that_leaves_is_let_go_without_a_new_request():
+    state = World(BatchPolicy(queue_rows=5000), workers=0).state
+    tickets = [Ticket(rows=1, payload=None, priority=index % 3 + 1) for index in range(5000)]
+    for ticket in tickets:
+        state.submit(ticket, 1000.0)
+    for ticket in tickets:
+        state.cancel(ticket, 1000.0)
+    (lane,) = state.lanes
+    assert max(len(lane._heap), len(lane._arrivals)) <= 70
 
 
 def test_one_that_always_waits_does_not_make_the_arrivals_grow():
