@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from hybrid.batching.cost import CostModel
 from hybrid.batching.policy import BatchPolicy, LaneView, leave_at, release
 from hybrid.batching.queue import INFINITY, Lane, LaneCounters, LaneKey, Piece
 from hybrid.messages import ReleaseReason
@@ -14,6 +15,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.unknown = CostModel()  # stands in for the cost of a lane that never ran
         self.classes: dict[str, LaneCounters] = {}  # one per size class; outlives its lanes
         self._lanes: dict[LaneKey, Lane] = {}
         self._waiting: dict[Lane, None] = {}  # lanes with rows; a dict for its order
@@ -87,7 +89,7 @@ class Lanes:
 
     def release_at(self, policy: BatchPolicy) -> float:
         """Return when waiting alone makes a lane leave; inf when nothing waits."""
-        times = (leave_at(policy, lane.oldest(), _due_at(lane, policy)) for lane in self._waiting)
+        times = (leave_at(policy, lane.oldest(), self._due_at(lane, policy)) for lane in self._waiting)
         return min(times, default=INFINITY)
 
     def any_at_least(self, rows: int) -> bool:
@@ -101,9 +103,10 @@ class Lanes:
     def _view(self, lane: Lane, policy: BatchPolicy, draining: bool) -> LaneView:
         # Deadlines only matter to a lane that may be held back; looking for the earliest one is not free.
         holds = policy.max_wait_s > 0.0 and lane.rows < policy.early_trigger
-        due_at = _due_at(lane, policy) if holds else INFINITY
+        due_at = self._due_at(lane, policy) if holds else INFINITY
         return LaneView(lane.rows, lane.oldest(), due_at, self.rows - lane.rows, draining)
 
-
-def _due_at(lane: Lane, policy: BatchPolicy) -> float:
-    return lane.earliest_deadline() - lane.cost.predict(min(lane.rows, policy.max_batch))
+    def _due_at(self, lane: Lane, policy: BatchPolicy) -> float:
+        cost = lane.cost if lane.cost.known else self.unknown
+        predicted_s = cost.predict(min(lane.rows, policy.max_batch))
+        return lane.earliest_deadline() - predicted_s * (1.0 + policy.margin_ratio) - policy.margin_s

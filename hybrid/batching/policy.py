@@ -18,6 +18,10 @@ class BatchPolicy(Struct, frozen=True):
     early_trigger: int = 8
     queue_rows: int = 512
     queue_bytes: int = 256 * 1024 * 1024
+    # How much earlier than "deadline minus predicted compute" a held lane leaves: the way there and back takes time,
+    # and half of all runs take longer than the mean.
+    margin_s: float = 0.0
+    margin_ratio: float = 0.0  # of the predicted compute
 
 
 class LaneView(Struct, frozen=True):

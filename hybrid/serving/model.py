@@ -6,6 +6,7 @@ Owns these parts. Knows no protocol; `inference` takes a request through them.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -23,6 +24,9 @@ from hybrid.workers import wire
 from hybrid.workers.pool import WorkerPool
 
 log = logging.getLogger("hybrid.serving")
+
+_MARGIN_S: Final = 0.01
+_MARGIN_RATIO: Final = 0.2
 
 
 class ServedModel:
@@ -81,7 +85,7 @@ class ServedModel:
     def why_not_ready(self) -> str:
         """One sentence on what is missing; empty when ready."""
         if self.pool.ready == 0:
-            ends = [end for end in self.pool.last_end if end]
+            ends = [seat.last_end for seat in self.pool.seats if seat.last_end]
             return f"no warmed worker{': ' + ends[-1] if ends else ', still starting'}"
         if self.preprocess is not None and self.preprocess.ready == 0:
             return "no preprocess process" + (f": {self.preprocess.first_error}" if self.preprocess.first_error else "")
@@ -179,6 +183,8 @@ def policy_of(plan: Plan) -> BatchPolicy:
         early_trigger=plan.early_trigger,
         queue_rows=plan.queue_rows,
         queue_bytes=plan.queue_bytes,
+        margin_s=_MARGIN_S,
+        margin_ratio=_MARGIN_RATIO,
     )
 
 

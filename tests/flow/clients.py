@@ -147,3 +147,10 @@ class Counters:
         """Rows that wait."""
         model = next(m for m in self._server.snapshot()["models"] if m["name"] == self._model)
         return sum(entry["depth"] for entry in model["classes"])
+
+
+async def executing(counters: Counters) -> None:
+    """Wait until a batch was sent to a worker since `counters` was made."""
+    ends = time.monotonic() + 5
+    while not (await asyncio.to_thread(counters.since)).get("batches"):
+        assert time.monotonic() < ends, "nothing was executed"

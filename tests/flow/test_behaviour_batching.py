@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from clients import Client, Counters, folder, fp32, post, post_all
+from clients import Client, Counters, executing, folder, fp32, post, post_all
 from server import Server
 
 pytestmark = pytest.mark.slow
@@ -31,18 +31,11 @@ def path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-async def running(server: Server, counters: Counters) -> None:
-    """Wait until a first batch is being executed."""
-    ends = time.monotonic() + 5
-    while not (await asyncio.to_thread(counters.since)).get("batches"):
-        assert time.monotonic() < ends
-
-
 async def test_what_piles_up_while_the_worker_is_busy_leaves_together(server: Server):
     """BAT-01."""
     before = Counters(server, "slow")
     first = asyncio.ensure_future(post(server.port, path("slow"), fp32([0.0], (1, 1))))
-    await running(server, before)
+    await executing(before)
     rest = await post_all(server.port, path("slow"), [fp32([float(k)], (1, 1)) for k in range(1, 8)])
     answers = [await first, *rest]
     assert [answer.data for answer in answers] == [[float(k)] for k in range(8)]
@@ -135,7 +128,7 @@ async def test_the_urgent_overtake(server: Server):
         order.append((priority or 5, number))
 
     tasks = [asyncio.ensure_future(one(9, -1))]
-    await running(server, before)
+    await executing(before)
     for number in range(3):
         for priority in (9, 0, 1):
             tasks.append(asyncio.ensure_future(one(priority, number)))
