@@ -50,6 +50,7 @@ class Scheduler:
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._warm = CostModel()
+        self.state.lanes.unknown = self._warm
 
     # Clients -------------------------------------------------------------------------------------------------------
 
