@@ -204,6 +204,7 @@ def test_diagram_is_the_table():
 # Growth --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_shapes_leave_few_lanes_and_all_counts():
     world = World()
     state = world.state
@@ -227,6 +228,7 @@ def test_ten_thousand_shapes_leave_few_lanes_and_all_counts():
     state.check()
 
 
+@pytest.mark.slow
 def test_lanes_in_use_are_never_closed_and_idle_ones_go_later():
     world = World(BatchPolicy(max_batch=1), workers=0)
     tickets = [world.submit(lane_key=LaneKey(index)) for index in range(140)]
@@ -241,6 +243,22 @@ def test_lanes_in_use_are_never_closed_and_idle_ones_go_later():
     world.assert_at_rest()
 
 
+def test_lane_of_a_batch_in_flight_keeps_what_it_knows():
+    world = World(workers=2)
+    world.submit(lane_key=LaneKey("slow"))
+    world.settle()
+    world.submit(lane_key=LaneKey("slow"))
+    (slow,) = world.pump()
+    for index in range(200):
+        world.submit(lane_key=LaneKey(index))
+        (batch,) = world.pump()
+        world.complete(batch)
+    assert world.state.predicted_s(slow) == SECONDS
+    world.settle()
+    world.assert_at_rest()
+
+
+@pytest.mark.slow
 def test_a_hundred_thousand_cancelled_tickets_leave_nothing():
     state = World(workers=0).state
     keep = Ticket(rows=1, payload=None, deadline=5000.0)

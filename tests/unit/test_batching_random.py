@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import pytest
 from batching_world import LANES, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,6 +161,7 @@ def drive_honest(seed: int) -> None:
     total_events += world.events
 
 
+@pytest.mark.slow
 def test_random_events():
     """Whatever happens: invariants hold after each event and every request is answered exactly once."""
     drive_anything()
@@ -167,6 +169,7 @@ def test_random_events():
     assert total_events >= 100_000
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(seed=seeds, kinds=st.lists(st.integers(0, 13), max_size=60))
 def test_short_stories(seed, kinds):

@@ -250,9 +250,10 @@ def test_requests_that_are_due_on_arrival_do_not_keep_the_other_class_waiting_fo
 
 def test_due_deadline_goes_before_a_class_that_is_merely_full():
     world = World(BatchPolicy(max_batch=4, max_wait_s=1.0, early_trigger=4), workers=0)
-    due = world.submit(lane_key=LANES[1], deadline=world.now + 0.5)
     for _ in range(4):
         world.submit(lane_key=LANES[0])
+    world.advance(0.1)
+    due = world.submit(lane_key=LANES[1], deadline=world.now + 0.5)
     world.state.lanes.get(LANES[1]).cost.observe(1, 0.5)
     world.up()
     (batch,) = world.pump()
