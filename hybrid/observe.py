@@ -155,7 +155,7 @@ def _model(model: ServedModel, now: float) -> snap.Model:
             threads=plan.threads_per_instance,
             device=plan.device,
         ),
-        restarts_n=sum(model.pool.restarts_n),
+        restarts_n=sum(seat.restarts_n for seat in model.pool.seats),
         worker_ends=tuple(snap.WorkerEnds(cause, n) for cause, n in sorted(model.pool.ends.items())),
     )
 
@@ -206,7 +206,7 @@ def _worker(model: ServedModel, seat: int, member: Member | None, now: float) ->
     child = member.child if member is not None else None
     running = next(iter(member.taken), None) if member is not None else None
     batch = model.scheduler.state.batches.get(running) if running is not None else None
-    totals = pool.totals[seat]
+    record = pool.seats[seat]
     return snap.Worker(
         id=f"w{seat}",
         model=model.name,
@@ -221,13 +221,13 @@ def _worker(model: ServedModel, seat: int, member: Member | None, now: float) ->
         batch_items=batch.rows if batch is not None else None,
         batch_age_s=now - batch.started_at if batch is not None else None,
         batch_pred_s=model.scheduler.state.predicted_s(batch) if batch is not None else None,
-        busy_s=totals.busy_s,
+        busy_s=record.busy_s,
         cpu_s=child.cpu_s if child is not None else None,
-        batches_n=totals.batches_n,
-        items_n=totals.rows_n,
+        batches_n=record.batches_n,
+        items_n=record.rows_n,
         rss=child.rss_bytes if child is not None else None,
-        restarts_n=pool.restarts_n[seat],
-        last_end=pool.last_end[seat],
+        restarts_n=record.restarts_n,
+        last_end=record.last_end,
     )
 
 

@@ -47,21 +47,28 @@ class Slab:
             MemoryError: the memory is not to be had. Asked of the kernel now, since touching it later would kill us.
         """
         if length > self.size:
-            step = max(_FIRST, 1 << (length.bit_length() - 3))
+            step = max(_FIRST, 1 << length.bit_length() >> 3)
             size = -(-length // step) * step
             try:
                 os.ftruncate(self.fd, size)
                 os.posix_fallocate(self.fd, 0, size)
+                self._remap(size)
             except OSError as error:
                 os.ftruncate(self.fd, self.size)
                 raise MemoryError(f"no shared memory for a batch of {length} bytes: {error.strerror}") from error
-            self._remap(size)
         return self._bytes
 
     def view(self, size: int) -> Array:
-        """Return the bytes of a slab that the other side wrote and declared to be `size` long."""
+        """Return the bytes of a slab that the other side wrote and declared to be `size` long.
+
+        Raises:
+            MemoryError: there is no room to map it.
+        """
         if size > self.size:
-            self._remap(size)
+            try:
+                self._remap(size)
+            except OSError as error:
+                raise MemoryError(f"cannot map a batch of {size} bytes: {error.strerror}") from error
         return self._bytes
 
     def release(self) -> None:

@@ -1,7 +1,4 @@
-"""One incarnation of a model worker: its process, its slabs, and what it is doing.
-
-A seat (w0, w1, ...) is a place in the plan; when a worker dies or is recycled, its successor takes the same seat.
-"""
+"""One incarnation of a model worker: its process, its slabs, and what it is doing."""
 
 from enum import Enum
 
@@ -10,6 +7,8 @@ from msgspec import Struct
 from hybrid.workers import wire
 from hybrid.workers.arena import Slab
 from hybrid.workers.process import ChildProcess
+
+_LASTING_S = 10.0
 
 
 class MemberState(Enum):
@@ -48,17 +47,6 @@ class Taken(Struct, frozen=True):
     limit_s: float
 
 
-class SeatTotals:
-    """What all incarnations on one seat did together; never falls."""
-
-    __slots__ = ("batches_n", "busy_s", "rows_n")
-
-    def __init__(self) -> None:
-        self.batches_n = 0
-        self.rows_n = 0
-        self.busy_s = 0.0
-
-
 class Member:
     """One incarnation on one seat. Owned by the pool."""
 
@@ -74,11 +62,19 @@ class Member:
         self.child: ChildProcess | None = None
         self.start_error = ""
         self.batches_n = 0
+        self.fresh_rss_bytes = 0
 
-    @property
-    def productive(self) -> bool:
-        """Whether this life was worth something: it executed a batch."""
-        return self.batches_n > 0
+    def lasted(self, now: float) -> bool:
+        """Whether this life was worth something: it executed a batch, or was ready for one for a while."""
+        return self.batches_n > 0 or now - self.since > _LASTING_S
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Do not hold `seconds` against it in which the server could not hear it, or nothing on this machine ran."""
+        self.running_since = min(now, self.running_since + seconds)
+        if self.state is MemberState.STARTING:
+            self.since = min(now, self.since + seconds)
+        if self.child is not None:
+            self.child.heard_at = now
 
     def take(self, batch: int, taken: Taken, now: float) -> None:
         """Note a batch that is about to be sent."""

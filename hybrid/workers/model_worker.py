@@ -41,10 +41,11 @@ class ModelWorker:
         """Execute one batch; the outputs lie in the slot's output slab when this returns."""
         began = time.perf_counter()
         inputs_slab, outputs_slab = self._slots[command.slot]
-        data = inputs_slab.view(command.mapped)
-        inputs = {block.name: read_array(data, block) for block in command.blocks}
-        mapped = time.perf_counter()
+        outputs_slab.release()  # the server has copied what was in it, or this slot would not be in use again
         try:
+            data = inputs_slab.view(command.mapped)
+            inputs = {block.name: read_array(data, block) for block in command.blocks}
+            mapped = time.perf_counter()
             outputs, compute_s, post_s = self._pipeline.run_timed(inputs, command.rows)
             computed = time.perf_counter()
             blocks = write_arrays(outputs_slab, self._typed(outputs))
@@ -74,6 +75,7 @@ class ModelWorker:
             unbatchable=reason,
             warm=tuple(warm),
             load_s=time.perf_counter() - began,
+            rss_bytes=child.rss_bytes(),
         )
 
 

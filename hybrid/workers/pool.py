@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hybrid.config import ModelSettings
 from hybrid.engines.base import EngineSettings
@@ -19,16 +20,15 @@ from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.arena import Slab, read_array
-from hybrid.workers.member import Member, MemberState, SeatTotals, Taken
+from hybrid.workers.member import Member, MemberState, Taken
 from hybrid.workers.pack import Rows, pack_batch
 from hybrid.workers.process import ChildProcess
+from hybrid.workers.seat import Seat
 
 log = logging.getLogger("hybrid.workers")
 
 _TICK_S = 0.25
-_FIRST_BACKOFF_S = 0.25
-_LAST_BACKOFF_S = 10.0
-_HOPELESS = 4
+_ROOM_TO_GROW = 1.25  # over what a fresh worker holds: a limit below that would recycle for ever
 
 
 class Output(Struct, frozen=True):
@@ -84,16 +84,13 @@ class WorkerPool:
         self.plan = plan
         self.listener: Listener | None = None
         self.members: dict[int, Member] = {}
-        self.restarts_n = [0] * plan.instances
-        self.totals = [SeatTotals() for _ in range(plan.instances)]
+        self.seats = [Seat() for _ in range(plan.instances)]
         self.ends: dict[str, int] = {}
-        self.last_end = [""] * plan.instances
         self.ready = 0  # how many warmed workers take batches; asked once per request, so it is kept and not counted
         self.first_error = ""  # why the first start failed; the server gives up on it
         self._hub = hub
         self._loop = loop
         self._clock = clock
-        self._failures = [0] * plan.instances  # lives in a row on this seat that executed nothing
         self._next_id = 0
         self._stopping = False
         self._idle = asyncio.Event()
@@ -116,8 +113,11 @@ class WorkerPool:
         if self._ticker is not None:
             self._ticker.cancel()
         for member in list(self.members.values()):
+            starting = member.state is MemberState.STARTING
             self._enter(member, MemberState.STOPPED)
-            if member.child is not None:
+            if member.child is not None and starting:
+                member.child.kill("stopped")  # it has nothing in hand, and does not listen while it loads
+            elif member.child is not None:
                 member.child.stop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -130,7 +130,7 @@ class WorkerPool:
     @property
     def failing(self) -> bool:
         """Whether every seat keeps dying without having executed anything: waiting for it is hopeless for now."""
-        return self.ready == 0 and min(self._failures) >= _HOPELESS
+        return self.ready == 0 and all(seat.hopeless for seat in self.seats)
 
     def kill(self, worker: int, why: str) -> None:
         """End a worker at once; its seat is filled again."""
@@ -178,11 +178,7 @@ class WorkerPool:
                 self.listener.on_batch_failed(event.batch_id, FailureKind.MEMORY, str(error) or "out of memory")
             return
         member.batches_n += 1
-        totals = self.totals[member.seat]
-        totals.batches_n += 1
-        totals.rows_n += taken.rows
-        totals.busy_s += event.compute_s + event.post_s + event.copy_s
-        self._failures[member.seat] = 0
+        self.seats[member.seat].worked(taken.rows, event.compute_s + event.post_s + event.copy_s)
         self._free_slot(member, event.batch_id)
         if self.listener is not None:
             self.listener.on_batch_ran(event.batch_id, outputs, event)
@@ -199,12 +195,16 @@ class WorkerPool:
             return
         plan = self.plan
         self._next_id += 1
-        member = Member(self._next_id, seat, plan.pipeline_depth, self._clock())
+        try:
+            member = Member(self._next_id, seat, plan.pipeline_depth, self._clock())
+        except OSError as error:
+            self._not_started(seat, f"cannot make shared memory: {error.strerror}")
+            return
         self.members[member.id] = member
         cores = plan.cores[seat] if seat < len(plan.cores) else ()
         threads = str(plan.threads_per_instance)
         start = wire.StartWorker(
-            model=self.model,
+            model=replace(self.model, example_rows=()),  # they may be long, and no worker reads them
             engine=EngineSettings(threads=plan.threads_per_instance, device=plan.device),
             cores=cores,
             slots=tuple(slot.descriptors for slot in member.slots),
@@ -230,6 +230,7 @@ class WorkerPool:
             return
         self._enter(member, MemberState.READY)
         member.since = self._clock()
+        self._note_size(member, ready.rss_bytes)
         if self.listener is not None:
             self.listener.on_worker_ready(member.id, len(member.slots), ready)
         for old in self.members.values():
@@ -241,6 +242,15 @@ class WorkerPool:
         self.ready += (state is MemberState.READY) - (member.state is MemberState.READY)
         member.state = state
 
+    def _note_size(self, member: Member, rss: int) -> None:
+        member.fresh_rss_bytes = rss
+        limit = self.model.workers.rss_limit_bytes
+        if limit and rss * _ROOM_TO_GROW > limit:
+            log.warning(
+                "w%d of %s holds %d MiB when fresh: rss_limit_bytes (%d MiB) takes effect at %d MiB",
+                member.seat, self.model.name, rss >> 20, limit >> 20, int(rss * _ROOM_TO_GROW) >> 20,
+            )  # fmt: skip
+
     def _retire(self, member: Member) -> None:
         self._enter(member, MemberState.RETIRING)
         if self.listener is not None:
@@ -250,44 +260,48 @@ class WorkerPool:
 
     def _on_gone(self, member: Member, cause: str) -> None:
         del self.members[member.id]
-        expected = member.state in (MemberState.RETIRING, MemberState.STOPPED)
-        was_ready = member.state is MemberState.READY
-        cause = member.start_error or cause
-        if not expected:
-            self._note_end(member, cause, was_ready)
+        state = member.state
         self._enter(member, MemberState.STOPPED)
+        cause = member.start_error or cause
+        if state in (MemberState.STARTING, MemberState.READY):
+            self._note_end(member, cause, state)
         if self.listener is not None:
             self.listener.on_worker_lost(member.id, cause)
         member.close()
         self._idle.set()
         self.changed.set()
-        seat_taken = any(other.seat == member.seat for other in self.members.values())
-        if not self._stopping and not seat_taken:
-            self.restarts_n[member.seat] += 1
-            self._loop.call_later(self._backoff_s(member.seat, was_ready), self._start_member, member.seat)
+        if not any(other.seat == member.seat for other in self.members.values()):
+            self._restart(member.seat, was_ready=state is MemberState.READY)
+        elif state is MemberState.STARTING:
+            self.seats[member.seat].successor_failed(self._clock())
 
-    def _note_end(self, member: Member, cause: str, was_ready: bool) -> None:
-        if not was_ready and not self.first_error:
-            self.first_error = cause
+    def _note_end(self, member: Member, cause: str, state: MemberState) -> None:
         label = "start failed" if member.start_error else cause
         self.ends[label] = self.ends.get(label, 0) + 1
-        self.last_end[member.seat] = cause
-        if not member.productive:
-            self._failures[member.seat] += 1
+        was_ready = state is MemberState.READY
+        if not was_ready:
+            self.first_error = self.first_error or cause
+        self.seats[member.seat].ended(cause, lasted=was_ready and member.lasted(self._clock()))
         pid = member.child.pid if member.child is not None else 0
         batches = ",".join(map(str, member.taken)) or "none"
         log.error(
             "w%d of %s (pid %d) ended: %s; batches in flight: %s", member.seat, self.model.name, pid, cause, batches
         )
 
-    def _backoff_s(self, seat: int, was_ready: bool) -> float:
-        """Restart at once after a productive life; double the pause for each life in a row that executed nothing.
+    def _not_started(self, seat: int, cause: str) -> None:
+        """There is not even a process to start on this seat."""
+        log.error("w%d of %s: %s", seat, self.model.name, cause)
+        self.first_error = self.first_error or cause
+        self.seats[seat].ended(cause, lasted=False)
+        self.changed.set()
+        self._restart(seat, was_ready=False)
 
-        A worker that was ready and died twice in its first batch is more likely the victim of two bad requests than a
-        broken model, so the pause starts with the third such life; one that cannot even start pauses from the first.
-        """
-        failures = self._failures[seat] - (2 if was_ready else 0)
-        return 0.0 if failures <= 0 else min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (failures - 1))
+    def _restart(self, seat: int, *, was_ready: bool) -> None:
+        if self._stopping:
+            return
+        pause_s = self.seats[seat].next_life(was_ready=was_ready)
+        log.info("w%d of %s: next start in %.2f s", seat, self.model.name, pause_s)
+        self._loop.call_later(pause_s, self._start_member, seat)
 
     # Watching ------------------------------------------------------------------------------------------------------
 
@@ -296,10 +310,11 @@ class WorkerPool:
         late_s = now - self._ticked_at - _TICK_S
         self._ticked_at = now
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
-        if late_s > 1.0:
-            return  # this process itself was stopped or starved: beats are waiting unread, judge at the next tick
         for member in list(self.members.values()):
-            self._watch(member, now)
+            if late_s > 1.0:
+                member.forgive(late_s, now)  # this process itself stood still, and maybe all of them
+            else:
+                self._watch(member, now)
 
     def _watch(self, member: Member, now: float) -> None:
         settings = self.model.workers
@@ -315,22 +330,25 @@ class WorkerPool:
             elif now - child.heard_at > self._patience_s(member):
                 self.kill(member.id, f"silent for {now - child.heard_at:.1f} s")
             elif settings.rss_limit_bytes and child.rss_bytes > settings.rss_limit_bytes:
-                self._recycle(member, child.rss_bytes, settings.rss_limit_bytes)
+                self._recycle(member, child.rss_bytes, now)
 
     def _patience_s(self, member: Member) -> float:
         """An engine may hold the interpreter for a whole batch, so a busy worker may be silent for longer."""
         longest = max((taken.expected_s for taken in member.taken.values()), default=0.0)
         return max(self.model.workers.heartbeat_timeout_s, 3.0 * longest)
 
-    def _recycle(self, member: Member, rss: int, limit: int) -> None:
+    def _recycle(self, member: Member, rss: int, now: float) -> None:
         """Start a successor on the same seat; the old one works until it is ready."""
-        if any(other.seat == member.seat and other is not member for other in self.members.values()):
+        seat, grown_to = member.seat, member.fresh_rss_bytes * _ROOM_TO_GROW
+        if rss < grown_to or not self.seats[seat].may_recycle(now) or member.state is not MemberState.READY:
             return
-        name = self.model.name
-        log.warning("w%d of %s holds %d MiB, over its %d MiB: recycling", member.seat, name, rss >> 20, limit >> 20)
+        if any(other.seat == seat and other is not member for other in self.members.values()):
+            return
+        name, limit = self.model.name, self.model.workers.rss_limit_bytes or 0
+        log.warning("w%d of %s holds %d MiB, over its %d MiB: recycling", seat, name, rss >> 20, limit >> 20)
         self.ends["recycled"] = self.ends.get("recycled", 0) + 1
-        self.last_end[member.seat] = f"recycled at {rss >> 20} MiB"
-        self._start_member(member.seat)
+        self.seats[seat].last_end = f"recycled at {rss >> 20} MiB"
+        self._start_member(seat)
 
     async def _wait_gone(self) -> None:
         while self.members:

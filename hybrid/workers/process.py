@@ -60,22 +60,25 @@ class ChildProcess:
             OSError: no process or descriptor to be had.
         """
         ours, theirs = wire.pair()
-        self._log = WorkerLogChannel.open(hub, self.role)
-        child_fds = (theirs.fileno(), self._log.child_fd, *descriptors)
-        command = [sys.executable, "-m", module, str(theirs.fileno()), str(self._log.child_fd), self.role]
+        channel: WorkerLogChannel | None = None
         try:
+            channel = WorkerLogChannel.open(hub, self.role)
+            command = [sys.executable, "-m", module, str(theirs.fileno()), str(channel.child_fd), self.role]
             self._process = subprocess.Popen(
                 [*command, str(os.getpid()), hub.level],
-                pass_fds=child_fds,
+                pass_fds=(theirs.fileno(), channel.child_fd, *descriptors),
                 stdin=subprocess.DEVNULL,
                 env=os.environ | environment,
             )
         except OSError:
             ours.close()
+            if channel is not None:
+                channel.close()
             raise
         finally:
             theirs.close()
-            self._log.spawned()
+        channel.spawned()
+        self._log = channel
         self.pid = self._process.pid
         self.heard_at = time.monotonic()
         self._socket = ours
@@ -97,6 +100,8 @@ class ChildProcess:
             pass  # the reader sees the end of the stream next and tells the owner
         except BlockingIOError:
             self.kill("stopped reading its socket")
+        except OSError as error:
+            self.kill(f"cannot be sent a message: {error.strerror}")
 
     def kill(self, why: str) -> None:
         """End the process at once. `on_gone` follows with `why` as the cause."""

@@ -93,6 +93,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     unbatchable: str | None = None
     warm: tuple[tuple[int, float], ...] = ()
     load_s: float = 0.0
+    rss_bytes: int = 0
 
 
 class StartFailed(Struct, frozen=True, tag="start_failed"):
