@@ -171,6 +171,7 @@ class App:
     async def _kill(self) -> None:
         """End whatever still runs; a no-op after a clean stop."""
         await self._http.close(0.0)
+        self._handler.close()
         await asyncio.gather(*(model.stop(0.0) for model in self._repository))
         if self._lag_timer is not None:
             self._lag_timer.cancel()

@@ -1,18 +1,17 @@
 """HTTP requests in, HTTP answers out: the Open Inference Protocol over `serving`.
 
 Owns routing. Inference has a table of exact paths, so that the hot path does no parsing; all else is split by segments.
-Bodies over a megabyte are decoded one per turn of the loop, so that health probes get in between.
 """
 
 import asyncio
 import time
-from collections import deque
 from typing import Final
 from urllib.parse import unquote
 
 from hybrid import __version__
 from hybrid.errors import BadRequest, ClientGone, HybridError, MethodNotAllowed, NotFound, NotReady
 from hybrid.frontend.admission import Admission
+from hybrid.frontend.decoding import HEAVY_BYTES, LargeBodies
 from hybrid.frontend.exchange import Exchange
 from hybrid.frontend.ops import Operations
 from hybrid.messages import InferRequest, InferResponse
@@ -32,7 +31,6 @@ from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
 from hybrid.serving.stats import model_stats
 
-_HEAVY_BYTES: Final = 1 << 20
 _EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
 
 
@@ -46,9 +44,8 @@ class Handler:
         self._repository = repository
         self._admission = admission
         self._operations = operations
-        self._loop = loop
         self._infer_paths: dict[str, ServedModel] = {}
-        self._heavy: deque[tuple[Exchange, ServedModel]] = deque()
+        self._large = LargeBodies(loop)
         for model in repository:
             self._infer_paths[f"/v2/models/{model.name}/versions/{model.version}/infer"] = model
             if repository.get(model.name) is model:
@@ -66,48 +63,55 @@ class Handler:
         except HybridError as error:
             exchange.fail(error)
 
+    def close(self) -> None:
+        """Let go of what runs beside the loop."""
+        self._large.close()
+
     # Inference -----------------------------------------------------------------------------------------------------
 
     def _take(self, exchange: Exchange, model: ServedModel) -> None:
-        if len(exchange.body) > _HEAVY_BYTES:
-            self._defer(exchange, model)
-        else:
-            self._infer(exchange, model)
-
-    def _infer(self, exchange: Exchange, model: ServedModel) -> None:
         began = time.monotonic()
+        length: int | None = None
         try:
             if self.draining:
                 raise NotReady("the server is draining and takes no new requests")
-            headers = exchange.headers
-            length = headers.get(b"inference-header-content-length")
-            request = decode_infer(exchange.body, None if length is None else _header_length(length))
-            deadline = self._admission.deadline(exchange.received_at, request.timeout_s, headers)
+            value = exchange.headers.get(b"inference-header-content-length")
+            length = None if value is None else _header_length(value)
+            json_bytes = len(exchange.body) if length is None else length
+            decoded = decode_infer(exchange.body, length) if json_bytes <= HEAVY_BYTES else None
         except HybridError as error:
             model.tally.failed(error)
             raise
-        parse_s = time.monotonic() - began
+        if decoded is not None:
+            self._infer(exchange, model, decoded, time.monotonic() - began)
+        else:
+            self._large.decode(
+                exchange.body, length, lambda late: self._take_late(exchange, model, late, time.monotonic() - began)
+            )
+
+    def _take_late(
+        self, exchange: Exchange, model: ServedModel, decoded: InferRequest | HybridError, parse_s: float
+    ) -> None:
+        if exchange.disconnected:
+            model.tally.failed(ClientGone("the client left"))
+        elif isinstance(decoded, HybridError):
+            model.tally.failed(decoded)
+            exchange.fail(decoded)
+        else:
+            try:
+                self._infer(exchange, model, decoded, parse_s)
+            except HybridError as error:
+                exchange.fail(error)
+
+    def _infer(self, exchange: Exchange, model: ServedModel, request: InferRequest, parse_s: float) -> None:
+        try:
+            deadline = self._admission.deadline(exchange.received_at, request.timeout_s, exchange.headers)
+        except HybridError as error:
+            model.tally.failed(error)
+            raise
         inference = Inference(model, request, exchange.received_at, parse_s, len(exchange.body))
         inference.start(deadline, lambda answer: _reply(exchange, model, request, answer))
         exchange.on_disconnect = inference.cancel
-
-    def _defer(self, exchange: Exchange, model: ServedModel) -> None:
-        self._heavy.append((exchange, model))
-        if len(self._heavy) == 1:
-            self._loop.call_soon(self._next_heavy)
-
-    def _next_heavy(self) -> None:
-        exchange, model = self._heavy.popleft()
-        if self._heavy:
-            # Not call_soon: that would run in the same turn, before the loop looks at its sockets again.
-            self._loop.call_later(0.0, self._next_heavy)
-        if exchange.disconnected:
-            model.tally.failed(ClientGone("the client left"))
-            return
-        try:
-            self._infer(exchange, model)
-        except HybridError as error:
-            exchange.fail(error)
 
     # The rest ------------------------------------------------------------------------------------------------------
 
