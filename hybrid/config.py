@@ -103,7 +103,7 @@ class ImageSettings(Settings, frozen=True):
     width: Positive = 224
     height: Positive = 224
     # stretch: straight to width x height. crop: short side to `resize_to`, then the centre. stretch_crop: to a square
-    # of `resize_to`, then the centre. fit: the whole picture, black bars. `resize_to` is max(width, height) when not set.
+    # of `resize_to`, then the centre. fit: the whole picture, black bars. `resize_to` is max(width, height) when unset.
     resize: Literal["stretch", "crop", "stretch_crop", "fit"] = "stretch"
     resize_to: Positive | None = None
     channels: Literal["rgb", "bgr"] = "rgb"
