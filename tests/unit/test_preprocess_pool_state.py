@@ -10,6 +10,7 @@ from hybrid.preprocess.tasks import TaskState
 EVENTS = ("submit", "submit", "pump", "finish", "finish", "cancel", "start", "crash", "advance", "bury")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 10_000)), min_size=20, max_size=150))
 def test_random_events_answer_every_job_exactly_once(events):
