@@ -254,8 +254,9 @@ def test_streams_wait_for_their_turn() -> None:
     assert [r.body for r in client.responses] == [b"zero", b"onetwo", b"three"]
 
 
-def test_streams_to_http10_end_with_the_connection() -> None:
-    client = Client().send(get(version="1.0"))
+@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",)])
+def test_streams_to_http10_end_with_the_connection(headers: tuple[str, ...]) -> None:
+    client = Client().send(get("/", *headers, version="1.0"))
     stream = client.waiting[0].start_stream(b"a/b")
     stream.write(b"one")
     stream.close()
@@ -319,6 +320,19 @@ def test_a_stream_that_nobody_reads_is_dropped(caplog: pytest.LogCaptureFixture)
     stream.write(b"x")
     assert reader.transport.aborted
     assert "does not read its stream" in caplog.text
+
+
+def test_nothing_is_handed_out_behind_a_dropped_stream(caplog: pytest.LogCaptureFixture) -> None:
+    def handler(exchange: Exchange) -> None:
+        seen.append(exchange)
+        exchange.start_stream(b"a/b").write(b"x")
+
+    seen: list[Exchange] = []
+    client = Client(handler)
+    client.transport.unsent = 2_000_000
+    client.send(get() * 3)
+    assert client.transport.aborted
+    assert len(seen) == 1
 
 
 def test_draining_says_close_on_the_last_answer_of_each_connection() -> None:

@@ -94,6 +94,8 @@ def test_refusals_wait_behind_held_requests() -> None:
     client.waiting[0].reply(200, b"1")
     client.waiting[1].reply(200, b"2")
     assert client.statuses == [200, 200, 400]
+    assert client.lingers
+    assert not client.transport.paused, "lingering reads"
 
 
 def test_length_over_the_limit_is_refused_before_the_body_and_without_continue() -> None:
@@ -180,6 +182,12 @@ def test_chunk_extensions_are_bounded() -> None:
     refused(client, 400, "bad_request")
 
 
+def test_headers_do_not_count_as_chunk_extensions() -> None:
+    data = chunked(b"a", headers=("X: " + "y" * 900,)).replace(b"1\r\na", b"1;" + b"e" * 300 + b"\r\na")
+    client = Client(echo, max_header_bytes=1000).send(*(data[i : i + 50] for i in range(0, len(data), 50)))
+    assert client.statuses == [200]
+
+
 def test_unknown_expectation() -> None:
     refused(Client(echo).send(post(b"abc", "Expect: 200-ok")), 417, "expectation_failed")
 
@@ -226,6 +234,17 @@ def test_trickled_body_does_not_extend_the_limit() -> None:
     for _ in range(3):
         client.tick(0.3).send(b"x")
     refused(client, 408, "slow_client")
+
+
+def test_time_in_which_we_did_not_read_does_not_count() -> None:
+    client = Client(max_pipelined=1, body_timeout_s=2).send(get("/1") + get("/2") + post(b"abc")[:-1])
+    assert client.transport.paused
+    client.tick(100)
+    client.waiting[0].reply(200, b"")
+    client.waiting[1].reply(200, b"")
+    client.tick(1.5).send(b"c")
+    client.waiting[2].reply(200, b"")
+    assert client.statuses == [200, 200, 200]
 
 
 def test_slow_request_behind_open_ones_is_answered_in_its_turn() -> None:

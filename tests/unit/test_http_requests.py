@@ -179,6 +179,9 @@ def test_expect_continue_is_answered_before_the_body_is_sent() -> None:
 def test_expect_continue_is_skipped_when_the_body_came_along() -> None:
     client = Client(echo).send(post(b"abc", "Expect: 100-Continue"))
     assert client.statuses == [200]
+    partly = Client(echo).send(post(b"abc", "Expect: 100-Continue")[:-1])
+    assert partly.sent == b""
+    assert partly.send(b"c").statuses == [200]
 
 
 def test_expect_continue_waits_for_earlier_answers() -> None:
