@@ -11,12 +11,12 @@ from urllib.parse import unquote
 from hybrid import __version__
 from hybrid.errors import BadRequest, ClientGone, HybridError, MethodNotAllowed, NotFound, NotReady
 from hybrid.frontend.admission import Admission
-from hybrid.frontend.decoding import HEAVY_BYTES, LargeBodies
+from hybrid.frontend.decoding import HEAVY_ANSWER_BYTES, HEAVY_BYTES, LargeBodies
 from hybrid.frontend.exchange import Exchange
 from hybrid.frontend.ops import Operations
 from hybrid.messages import InferRequest, InferResponse
 from hybrid.protocol.oip_decode import decode_infer
-from hybrid.protocol.oip_encode import encode_infer
+from hybrid.protocol.oip_encode import Encoded, encode_infer
 from hybrid.protocol.oip_meta import (
     IndexEntry,
     encode_index,
@@ -40,7 +40,8 @@ class Handler:
     def __init__(
         self, repository: Repository, admission: Admission, operations: Operations, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self.draining = False
+        self.leaving = False  # not ready any more, but whoever still comes is served
+        self.draining = False  # new requests are refused
         self._repository = repository
         self._admission = admission
         self._operations = operations
@@ -110,8 +111,25 @@ class Handler:
             model.tally.failed(error)
             raise
         inference = Inference(model, request, exchange.received_at, parse_s, len(exchange.body))
-        inference.start(deadline, lambda answer: _reply(exchange, model, request, answer))
+        inference.start(deadline, lambda answer: self._answer(exchange, model, request, answer))
         exchange.on_disconnect = inference.cancel
+
+    def _answer(
+        self, exchange: Exchange, model: ServedModel, request: InferRequest, answer: InferResponse | HybridError
+    ) -> None:
+        if isinstance(answer, HybridError):
+            exchange.fail(answer)
+            return
+        began = time.monotonic()
+        if _is_large_json(answer, request):
+            self._large.encode(answer, request, lambda late: _reply(exchange, model, answer, late, began))
+            return
+        encoded: Encoded | HybridError
+        try:
+            encoded = encode_infer(answer, request)
+        except HybridError as error:
+            encoded = error
+        _reply(exchange, model, answer, encoded, began)
 
     # The rest ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +155,7 @@ class Handler:
         if rest == ["live"]:
             exchange.reply(200, encode_live(True))
         elif rest == ["ready"]:
-            ready = self._repository.ready and not self.draining
+            ready = self._repository.ready and not self.leaving
             exchange.reply(200 if ready else 503, encode_ready(ready))
         else:
             raise NotFound(f"no such path: {exchange.path[:200]}")
@@ -156,7 +174,7 @@ class Handler:
             exchange.reply(200, encode_metadata(name, versions, model.public_signature()))
         elif rest == ["ready"]:
             _expect(exchange, "GET")
-            ready = model.ready and not self.draining
+            ready = model.ready and not self.leaving
             exchange.reply(200 if ready else 503, encode_model_ready(name, ready))
         elif rest == ["stats"]:
             _expect(exchange, "GET")
@@ -165,20 +183,23 @@ class Handler:
             raise NotFound(f"no such path: {exchange.path[:200]}")
 
 
-def _reply(exchange: Exchange, model: ServedModel, request: InferRequest, answer: InferResponse | HybridError) -> None:
-    if isinstance(answer, HybridError):
-        exchange.fail(answer)
-        return
-    began = time.monotonic()
-    try:
-        encoded = encode_infer(answer, request)
-    except HybridError as error:
-        model.tally.failed(error)
-        exchange.fail(error)
+def _reply(
+    exchange: Exchange, model: ServedModel, answer: InferResponse, encoded: Encoded | HybridError, began: float
+) -> None:
+    if exchange.disconnected:  # while a large answer was being encoded
+        encoded = ClientGone("the client left")
+    if isinstance(encoded, HybridError):
+        model.tally.failed(encoded)
+        exchange.fail(encoded)
         return
     exchange.reply(200, encoded.body, encoded.content_type, encoded.extra)
     now = time.monotonic()
     model.tally.succeeded(answer.timings, now - began, now - exchange.received_at)
+
+
+def _is_large_json(answer: InferResponse, request: InferRequest) -> bool:
+    all_binary = request.binary and request.outputs is None
+    return not all_binary and sum([tensor.nbytes for tensor in answer.outputs]) > HEAVY_ANSWER_BYTES
 
 
 def _header_length(value: bytes) -> int:

@@ -22,6 +22,7 @@ from hybrid.protocol.tensors import Array, Shape, TensorFault, check_strings, el
 #: Longer lists of numbers are read piece by piece: one Python object per element would cost 16 times their bytes.
 BIG_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 16
+_PIECE_ELEMENTS: Final = 1 << 14
 _WHITESPACE: Final = b" \t\r\n"
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{},"'))
 
@@ -60,7 +61,16 @@ def write_json(datatype: str, array: Array) -> bytes:
         return msgspec.json.encode([_text(index, element) for index, element in enumerate(array.flat)])
     if datatype == "BF16":
         raise TensorFault("BF16 has no JSON form, only the binary one")
-    return msgspec.json.encode(array.ravel().tolist())
+    if array.size <= _PIECE_ELEMENTS:
+        return msgspec.json.encode(array.ravel().tolist())
+    return _write_big(array.ravel())
+
+
+def _write_big(flat: Array) -> bytes:
+    """Write a long list piece by piece: one Python object per element would cost 8 times its bytes."""
+    pieces = range(0, flat.size, _PIECE_ELEMENTS)
+    texts = [msgspec.json.encode(flat[start : start + _PIECE_ELEMENTS].tolist())[1:-1] for start in pieces]
+    return b"[" + b",".join(texts) + b"]"
 
 
 def _text(index: int, element: bytes) -> str:

@@ -154,3 +154,10 @@ async def executing(counters: Counters) -> None:
     ends = time.monotonic() + 5
     while not (await asyncio.to_thread(counters.since)).get("batches"):
         assert time.monotonic() < ends, "nothing was executed"
+
+
+async def waiting_rows(counters: Counters, rows: int) -> None:
+    """Wait until so many rows are queued."""
+    ends = time.monotonic() + 5
+    while (depth := await asyncio.to_thread(counters.depth)) != rows:
+        assert time.monotonic() < ends, f"{depth} rows wait, never {rows}"
