@@ -43,6 +43,8 @@ def explain(text: bytes | memoryview, error: Exception, header_length: int | Non
         return BadRequest(_misfit(text, error))
     found = _not_a_number(bytes(text)) if len(text) <= _NAMED_BYTES else None
     message = found or f"body: {_malformed(bytes(text), error)}"
+    if header_length is None and "trailing characters" in str(error):
+        message += "; binary data behind the JSON needs the header Inference-Header-Content-Length: the bytes of JSON"
     if header_length is not None:
         message += (
             f"; Inference-Header-Content-Length makes the first {header_length} bytes JSON: bytes, not characters"
