@@ -35,7 +35,7 @@ _STOP_PROCESSES_S = 3.0
 
 
 class ForcedExit(StartupError):
-    """A second signal came while draining."""
+    """It ended without having answered everything: a second signal came, or the time for draining was over."""
 
 
 class Blueprint(Struct, frozen=True):
@@ -55,7 +55,7 @@ class App:
         self._clock = MonotonicClock()
         self._state, self._why = "starting", "models are loading"
         self._signals: list[str] = []
-        self._signalled = asyncio.Event()
+        self._signalled, self._forced = asyncio.Event(), asyncio.Event()
         self.port = 0
 
     async def run(self, on_ready: Callable[[int], None]) -> None:
@@ -63,7 +63,7 @@ class App:
 
         Raises:
             StartupError: it cannot start; nothing is left running.
-            ForcedExit: a second signal came while it was draining.
+            ForcedExit: a second signal came while it was draining, or the drain time ended before the requests did.
         """
         loop = asyncio.get_running_loop()
         self._build(loop)
@@ -75,10 +75,11 @@ class App:
             for model in self._repository:
                 model.start()
             self._probe_lag()
-            if await self._until_signal(self._wait_ready()):
+            if await _before(self._signalled, self._wait_ready()):
                 on_ready(self.port)
                 await self._signalled.wait()
-            await self._stop()
+            if not await _before(self._forced, self._stop()):
+                raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
         finally:
             await self._kill()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,54 +120,36 @@ class App:
         gc.set_threshold(20_000, 20, 50)
         self._state, self._why = "ready", ""
 
-    async def _until_signal(self, starting: Coroutine[None, None, None]) -> bool:
-        """Wait for the start or for a signal, whichever is first; return whether the start finished."""
-        start = asyncio.ensure_future(starting)
-        stop = asyncio.ensure_future(self._signalled.wait())
-        try:
-            await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
-            if start.done():
-                start.result()
-            return start.done()
-        finally:
-            start.cancel()
-            stop.cancel()
-
     def _on_signal(self, number: signal.Signals) -> None:
+        (self._forced if self._signals else self._signalled).set()
         self._signals.append(number.name)
-        self._signalled.set()
 
     async def _stop(self) -> None:
-        """Drain: every accepted request is answered unless the time limit passes or a second signal comes."""
-        server = self._blueprint.server
+        """Drain: every accepted request is answered, unless the time limit passes."""
+        server, was_ready = self._blueprint.server, self._state == "ready"
         self._state, self._why = "draining", f"{self._signals[0]} received"
-        self._handler.draining = True
+        self._handler.leaving = True
         log.info("%s: draining, at most %g s", self._signals[0], server.drain_delay_s + server.drain_timeout_s)
-        await self._pause(server.drain_delay_s)
+        if was_ready:  # else nobody sends anything yet
+            await asyncio.sleep(server.drain_delay_s)
+        self._handler.draining = True
         self._http.stop_accepting()
         self._http.begin_drain()
-        for model in self._repository:
-            model.drain()
         self._operations.close()
         ends_at = self._clock() + server.drain_timeout_s
-        while self._http.stats().inflight and self._clock() < ends_at:
-            await self._pause(0.02)
-        dropped = await self._http.close(0.5)
-        if dropped:
-            log.error("drain time is over: %d requests were dropped", dropped)
-        await asyncio.gather(*(model.stop(_STOP_PROCESSES_S) for model in self._repository))
+        for model in self._repository:
+            model.drain()
+        # Polled, because an event would have to be set on the hot path.
+        while self._http.stats().inflight and self._clock() < ends_at:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        late = self._http.stats().inflight
+        grace_s = 0.0 if late else _STOP_PROCESSES_S
+        await asyncio.gather(*(model.stop(grace_s) for model in self._repository))
+        await self._http.close(0.5)
         self._state = "stopped"
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, but not past a second signal."""
-        ends_at = self._clock() + seconds
-        while True:
-            if len(self._signals) > 1:
-                raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
-            left = ends_at - self._clock()
-            if left <= 0:
-                return
-            await asyncio.sleep(min(left, 0.05))
+        if late:
+            limit = f"drain_timeout_s = {server.drain_timeout_s:g}"
+            raise ForcedExit(f"{late} requests were not done when the time for draining was over ({limit})")
 
     async def _kill(self) -> None:
         """End whatever still runs; a no-op after a clean stop."""
@@ -185,11 +168,25 @@ class App:
         self._lag_timer = self._loop.call_later(_LAG_PROBE_S, self._probe_lag, now + _LAG_PROBE_S)
 
 
+async def _before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do the work unless the event comes first, which cancels it. Return whether it was done."""
+    doing = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        doing.cancel()
+        waiting.cancel()
+
+
 def serve(blueprint: Blueprint, hub: LogHub, on_ready: Callable[[int], None]) -> None:
     """Run a server in this process until it is told to stop.
 
     Raises:
-        StartupError: it cannot start, or was forced to stop.
+        StartupError: it cannot start, or stopped without having answered everything.
     """
     import uvloop  # the only place that needs it: a client of this package does not
 

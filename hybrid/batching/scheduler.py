@@ -70,9 +70,16 @@ class Scheduler:
             ticket.pieces = []
 
     def drain(self) -> None:
-        """Take nothing new, release what waits."""
+        """Release what waits, and what still comes, without waiting for more."""
         self.state.drain()
         self._pump_soon()
+
+    def abandon(self) -> None:
+        """End every open ticket as cancelled; `on_done` is called for each."""
+        now = self._clock()
+        for ticket in list(self.state.tickets.values()):
+            self.state.cancel(ticket, now)
+            _finish(ticket)
 
     def set_policy(self, policy: BatchPolicy) -> None:
         """Batch by other numbers from now on."""

@@ -25,7 +25,7 @@ from hybrid.batching.poison import PoisonList
 from hybrid.batching.policy import BatchPolicy
 from hybrid.batching.queue import LaneKey, Outcome, Piece, PieceState, Ticket
 from hybrid.batching.types import Batch, BatchStats, Deadlines, FreeSlots, IllegalMove, Worker
-from hybrid.errors import NotReady, PoisonRefused, QueueFull, TooLarge
+from hybrid.errors import PoisonRefused, QueueFull, TooLarge
 from hybrid.messages import FailureKind, ReleaseReason
 
 _MOVES: dict[tuple[PieceState, str], PieceState] = {
@@ -69,13 +69,10 @@ class BatchState:
         Raises:
             QueueFull: rows or bytes are at their bound; carries the predicted time until there is room.
             TooLarge: the request alone is over a bound, so waiting for room would not help.
-            NotReady: draining.
             PoisonRefused: this content broke its batch repeatedly in the last minute.
         """
         if ticket.rows < 1 or ticket.id:
             raise IllegalMove("submit of a ticket without rows, or for the second time", self.story(ticket))
-        if self.draining:
-            raise NotReady("the server is draining and takes no new requests")
         policy = self.policy
         if self.lanes.rows + ticket.rows > policy.queue_rows or self.held_bytes + ticket.nbytes > policy.queue_bytes:
             raise self._over_bounds(ticket)
@@ -211,7 +208,10 @@ class BatchState:
         return lane.cost.predict(batch.rows) if lane is not None else 0.0
 
     def drain(self) -> None:
-        """Take no new tickets and release what waits without waiting for more."""
+        """Release what waits without waiting for more, and so what still comes.
+
+        Refusing new requests is left to the front end: one that it accepted may still be in preprocessing.
+        """
         self.draining = True
 
     def set_policy(self, policy: BatchPolicy) -> None:

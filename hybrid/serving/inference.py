@@ -206,6 +206,8 @@ class Inference:
         if ticket.outcome is Outcome.EXPIRED:
             where = "executed" if ticket.sent_at else "waited in the queue"
             return DeadlineExceeded(f"the deadline passed while the request {where}")
+        if ticket.outcome is Outcome.CANCELLED:
+            return NotReady("the server is shutting down and had no time to finish this request")
         kind = ticket.failure or FailureKind.ENGINE
         return _FAILURES[kind](f"model {self._model.name}: {ticket.failure_text}")
 

@@ -124,11 +124,12 @@ class ServedModel:
             )
 
     def drain(self) -> None:
-        """Take no new requests and release what waits."""
+        """Release what waits, and what is still on its way to the queue, without waiting for more."""
         self.scheduler.drain()
 
     async def stop(self, timeout_s: float) -> None:
-        """End all processes; those that do not leave in time are killed."""
+        """Answer what is still open with 503 and end all processes; those that do not leave in time are killed."""
+        self.scheduler.abandon()
         parts = [self.pool.stop(timeout_s)]
         if self.preprocess is not None:
             parts.append(self.preprocess.stop(timeout_s))

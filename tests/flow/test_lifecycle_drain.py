@@ -1,0 +1,196 @@
+"""SIGTERM and SIGINT: what was accepted is answered, what comes later is told so, and the process ends."""
+
+import json
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from abuse import Load, body_of, infer_together, model_folder
+from server import Server
+
+from hybrid.engines import simulated_engine as sim
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+[simulated]
+fixed_ms = {ms}
+faults = true
+[batching]
+max_batch = {rows}
+"""
+
+
+def serve(tmp_path, ms=5, rows=8, **server_settings):
+    """A server for a model `m` whose batches take `ms`."""
+    config = "[server]\n" + "".join(f"{key} = {value}\n" for key, value in server_settings.items())
+    folder = model_folder(tmp_path / "m", MODEL.format(ms=ms, rows=rows))
+    return Server(folder, config=config).start().wait_ready()
+
+
+def in_background(call):
+    """Run a call in a thread; returns the thread and the list that gets its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    return thread, results
+
+
+def send(server, values):
+    """Send requests and wait until the server has them."""
+    thread, results = in_background(lambda: infer_together(server, "m", values))
+    server.until(lambda: server.snapshot()["front"]["inflight"] == len(values) + 1, what="the requests are in flight")
+    return thread, results
+
+
+def ended(server, within_s, code=0):
+    """Wait for the end, which must come in time and with this code."""
+    began = time.monotonic()
+    got = server.wait(30)
+    took = time.monotonic() - began
+    assert got == code, server.err
+    assert took < within_s, f"took {took:.2f} s\n{server.err}"
+    assert "Traceback" not in server.err
+    return took
+
+
+@pytest.mark.parametrize("new_each", [False, True], ids=["keep-alive", "a connection per request"])
+def test_under_load_every_accepted_request_is_answered(tmp_path, new_each):
+    server = serve(tmp_path)
+    load = Load(server, "m", clients=32, new_each=new_each)
+    with load:
+        time.sleep(1.0)
+        assert load.seen["ok"] > 100
+        server.signal(signal.SIGTERM)
+        load.until_over()
+    ended(server, 5.0)
+    print(dict(load.seen))
+    # "closed": an idle keep-alive connection ended just when the client wrote into it, as HTTP allows.
+    assert set(load.seen) <= {"ok", "refused", "503 not_ready", "closed"}
+    server.stop()
+
+
+def test_requests_in_flight_and_in_the_queue_finish(tmp_path):
+    server = serve(tmp_path, ms=250, rows=1)
+    thread, results = send(server, [float(n) for n in range(1, 9)])
+    server.signal(signal.SIGTERM)
+    thread.join(30)
+    assert [status for status, _ in results[0]] == [200] * 8
+    assert [answer["outputs"][0]["data"] for _, answer in results[0]] == [[float(n)] for n in range(1, 9)]
+    ended(server, 2.0)
+    server.stop()
+
+
+def test_a_5_s_request_finishes(tmp_path):
+    server = serve(tmp_path)
+    thread, results = send(server, [sim.SLOW])
+    server.signal(signal.SIGTERM)
+    time.sleep(0.5)
+    with pytest.raises(OSError, match="refused"):
+        server.get("/v2/health/live")
+    thread.join(30)
+    assert results[0][0][0] == 200
+    ended(server, 2.0)
+    server.stop()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(tmp_path, second):
+    server = serve(tmp_path)
+    thread, results = in_background(lambda: _status_or_reset(server))
+    server.until(lambda: server.snapshot()["front"]["inflight"] == 2, what="the request is in flight")
+    server.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    server.signal(second)
+    ended(server, 1.5, code=1)
+    thread.join(10)
+    assert results != [200]
+    assert server.err.splitlines()[-1].startswith(f"hybrid: error: {second.name} received while draining")
+    server.stop()
+
+
+def test_the_drain_limit_answers_503_and_ends(tmp_path):
+    server = serve(tmp_path, rows=1, drain_timeout_s=0.5, default_timeout_s=20)
+    assert "longer than drain_timeout_s" in server.err
+    thread, results = send(server, [sim.SLOW, 2.0, 3.0])  # one runs, two wait
+    server.signal(signal.SIGTERM)
+    took = ended(server, 1.5, code=1)
+    thread.join(10)
+    print(f"ended after {took:.1f} s")
+    assert [(status, answer["code"]) for status, answer in results[0]] == [(503, "not_ready")] * 3
+    assert "drain" in server.err.splitlines()[-1]
+    server.stop()
+
+
+def test_the_drain_delay_serves_on_and_says_not_ready(tmp_path):
+    server = serve(tmp_path, drain_delay_s=1.5)
+    with Load(server, "m", clients=4, new_each=True) as load:
+        time.sleep(0.3)
+        server.signal(signal.SIGTERM)
+        server.until(lambda: server.get("/v2/health/ready")[0] == 503, 0.5, "not ready")
+        told = time.monotonic()
+        assert server.get("/v2/models/m/ready")[0] == 503
+        assert server.get("/v2/health/live")[0] == 200
+        before = load.seen["ok"]
+        while time.monotonic() < told + 1.0:
+            assert server.infer_x("m", 1.0)[0] == 200
+        assert load.seen["ok"] > before
+        assert set(load.seen) == {"ok"}
+        load.until_over()
+    ended(server, 3.0)
+    print(dict(load.seen))
+    assert set(load.seen) <= {"ok", "refused", "503 not_ready"}
+    server.stop()
+
+
+def test_idle_connections_do_not_hold_it(tmp_path):
+    server = serve(tmp_path)
+    sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    body = json.dumps(body_of([[1.0]])).encode()
+    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for sock in sockets[:10]:  # half of them were used before
+        sock.sendall(head + body)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+    server.signal(signal.SIGTERM)
+    ended(server, 1.0)
+    for sock in sockets:
+        assert sock.recv(1) == b""  # closed properly, not reset
+        sock.close()
+    server.stop()
+
+
+def test_half_a_request_does_not_hold_it(tmp_path):
+    server = serve(tmp_path)
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as head,
+        socket.create_connection(("127.0.0.1", server.port)) as body,
+    ):
+        head.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost:")
+        body.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        time.sleep(0.1)
+        server.signal(signal.SIGTERM)
+        ended(server, 2.0)
+    server.stop()
+
+
+def test_an_open_stream_ends_properly(tmp_path):
+    server = serve(tmp_path)
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"GET /hybrid/v1/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        data = sock.recv(65536)
+        server.signal(signal.SIGTERM)
+        ended(server, 1.0)
+        while piece := sock.recv(65536):
+            data += piece
+    assert data.startswith(b"HTTP/1.1 200")
+    assert data.endswith(b"0\r\n\r\n")
+    server.stop()
+
+
+def _status_or_reset(server):
+    try:
+        return server.infer_x("m", sim.SLOW)[0]
+    except OSError:
+        return "reset"

@@ -1,0 +1,142 @@
+"""Starts and ends that nobody planned: signals while loading, kill -9 of the server, many starts in a row."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from abuse import LONG, Load, model_folder
+from server import Server
+
+pytestmark = pytest.mark.slow
+
+SLOW_START = "[simulated]\nstart_s = 30\n"
+TWO_WORKERS = "[simulated]\nfixed_ms = 20\n[workers]\ninstances = 2\n"
+
+
+def gone(processes, within_s):
+    """Whether all of them end in time (a zombie without a parent that reaps is as good as gone)."""
+    began = time.monotonic()
+    while any(_runs(process) for process in processes):
+        if time.monotonic() - began > within_s:
+            return False
+        time.sleep(0.01)
+    print(f"{len(processes)} processes gone after {time.monotonic() - began:.2f} s")
+    return True
+
+
+def _runs(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_signals_while_the_model_loads(tmp_path, numbers):
+    server = Server(model_folder(tmp_path / "m", SLOW_START)).start()
+    server.until(server.children, what="the worker was started")
+    time.sleep(0.5)
+    children = server.children()
+    began = time.monotonic()
+    for number in numbers:
+        server.signal(number)
+    code = server.wait(20)
+    assert time.monotonic() - began < 1.5
+    assert code == 0 if len(numbers) == 1 else code in (0, 1)
+    assert gone(children, 0.5)
+    assert "ready on" not in server.out
+    assert "Traceback" not in server.err
+    server.stop()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.3, 0.4, 0.6])
+def test_a_signal_at_any_moment_of_the_start(delay_s):
+    """Also before there is a handler: then the signal itself ends it, and there is nothing to leave behind."""
+    server = Server("simulated:null").start()
+    time.sleep(delay_s)
+    server.signal(signal.SIGTERM)
+    assert server.wait(10) in (0, -signal.SIGTERM)
+    assert "Traceback" not in server.err
+    server.stop()
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["idle", "under load"])
+def test_kill_9_of_the_server_takes_its_workers_along(tmp_path, load):
+    server = Server(model_folder(tmp_path / "m", TWO_WORKERS)).start().wait_ready()
+    children = server.children()
+    assert len(children) == 2
+    if load:
+        with Load(server, "m", clients=8) as clients:
+            time.sleep(0.5)
+            server.process.kill()
+            assert gone(children, 5.0)
+            clients.until_over()
+        assert clients.seen["ok"] > 20
+        assert "timeout" not in clients.seen
+    else:
+        server.process.kill()
+        assert gone(children, 5.0)
+    server.stop()
+
+
+def test_kill_9_of_the_server_while_workers_start_and_compute(tmp_path):
+    server = Server(model_folder(tmp_path / "m", SLOW_START)).start()
+    server.until(server.children, what="the worker was started")
+    children = server.children()
+    server.process.kill()
+    assert gone(children, 5.0)
+    server.stop()
+
+
+def test_kill_9_of_a_server_with_preprocess_processes():
+    server = Server("minilm").start().wait_ready()
+    children = server.children()
+    assert len(children) >= 2
+    server.process.kill()
+    assert gone(children, 5.0)
+    server.stop()
+
+
+@pytest.mark.timeout(240)
+def test_starts_and_stops_in_a_row():
+    """Nothing is written to stderr but the line that says why it ends, warnings being errors (ZOM-04)."""
+    for number in range(20 if LONG else 3):
+        with Server("simulated:null", env={"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}) as server:
+            assert server.infer_x("simulated:null", float(number))[0] == 200
+            children = server.children()
+        assert server.process.returncode == 0
+        assert gone(children, 0.5)
+        lines = server.err.splitlines()
+        assert len(lines) == 1, server.err
+        assert "SIGTERM: draining" in lines[0]
+
+
+def test_many_servers_at_once_get_ports_of_their_own():
+    servers = [Server("simulated:null").start() for _ in range(12 if LONG else 4)]
+    ports = {server.wait_ready(90).port for server in servers}
+    assert len(ports) == len(servers)
+    assert all(server.infer_x("simulated:null", 1.0)[0] == 200 for server in servers)
+    assert [server.stop() for server in servers] == [0] * len(servers)
+
+
+def test_a_model_server_run_by_a_shell_that_is_killed(tmp_path):
+    """A terminal that closes: SIGHUP to the group. The server is not immortal, and takes its workers along."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hybrid", "serve", "simulated:null", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "ready on" not in (line := process.stdout.readline()):
+        assert line or process.poll() is None
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGHUP)
+    process.stdout.close()
+    process.wait(10)
+    assert gone(children, 3.0)
