@@ -1,13 +1,17 @@
 """SIGTERM and SIGINT: what was accepted is answered, what comes later is told so, and the process ends."""
 
+import base64
+import io
 import json
+import os
 import signal
 import socket
 import threading
 import time
 
 import pytest
-from abuse import Load, body_of, infer_together, model_folder
+from abuse import Load, body_of, infer_together, model_folder, pids, together
+from PIL import Image
 from server import Server
 
 from hybrid.engines import simulated_engine as sim
@@ -194,3 +198,30 @@ def _status_or_reset(server):
         return server.infer_x("m", sim.SLOW)[0]
     except OSError:
         return "reset"
+
+
+def test_requests_that_wait_for_a_worker_being_replaced_are_answered(tmp_path):
+    server = serve(tmp_path)
+    os.kill(pids(server)["w0"], signal.SIGKILL)
+    thread, results = send(server, [1.0, 2.0, 3.0])
+    server.signal(signal.SIGTERM)
+    thread.join(30)
+    assert [status for status, _ in results[0]] == [200] * 3
+    ended(server, 2.0)
+    server.stop()
+
+
+def test_requests_in_preprocessing_are_answered():
+    """They were accepted, but are not in the queue yet when the drain begins."""
+    server = Server("nsfw").start().wait_ready()
+    jpeg = io.BytesIO()
+    Image.new("RGB", (5000, 4000), (200, 90, 40)).save(jpeg, "JPEG")
+    image = base64.b64encode(jpeg.getvalue()).decode()
+    body = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]}
+    thread, results = in_background(lambda: together([lambda: server.post("/v2/models/nsfw/infer", body)] * 8))
+    server.until(lambda: server.snapshot()["front"]["pre_queue"] >= 2, what="images wait to be decoded")
+    server.signal(signal.SIGTERM)
+    thread.join(60)
+    assert [status for status, _ in results[0]] == [200] * 8
+    ended(server, 2.0)
+    server.stop()
