@@ -153,6 +153,7 @@ class ModelSettings(Settings, frozen=True):
 
     name: str
     version: str = "1"
+    versions: Literal["latest", "all"] | tuple[str, ...] = "latest"  # which of the folder's version sub-folders
     engine: Literal["auto", "onnxruntime", "simulated"] = "auto"
     file: str = ""  # absolute once loaded; relative to model.toml inside it
     task: Literal["", "embed", "classify", "simulated"] = ""
@@ -172,3 +173,6 @@ class Config(Settings, frozen=True):
     server: ServerSettings = ServerSettings()
     models: tuple[str, ...] = ()
     profile: str = "auto"
+    repository: str = ""  # a folder of models; "" = none
+    repository_poll_s: Seconds = 0.0  # how often to look for changed files; 0 = never
+    repository_strict: bool = False  # a model of the repository that cannot start ends the server

@@ -36,6 +36,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan under its fixed keys, ready for a JSON encoder."""
     return {
         "model": plan.model,
+        "version": plan.version,
         "device": plan.device,
         "engine": plan.engine,
         "instances": plan.instances,
@@ -128,7 +129,8 @@ def _plan_block(plan: Plan) -> str:
     wait = f"waiting up to {plan.max_wait_ms:g} ms" if plan.max_wait_ms else "no waiting"
     workers = f"{_count(plan.instances, 'worker')} x {_count(plan.threads_per_instance, 'thread')}"
     where = "on a simulated device" if plan.device == "simulated" else f"on {plan.device} with {plan.engine}"
-    title = f"{plan.model} {where}: {workers}, {batch}, {wait}"
+    name = plan.model if plan.version == "1" else f"{plan.model} version {plan.version}"
+    title = f"{name} {where}: {workers}, {batch}, {wait}"
     lines = [_fill(title)]
     for key in _ROWS:
         head = f"  {key:<{_KEY_WIDTH - 2}}{_value(plan, key):<{_VALUE_WIDTH}} "

@@ -32,52 +32,59 @@ def first_plan(
 
     Args:
         machine: What there is.
-        models: What is served, in the order of the plans; names are unique.
+        models: What is served, in the order of the plans; each version of a model is one of its own.
         profile: Overrides for this kind of machine.
         flags: Overrides from the command line, for every model.
         file_bytes: Size of each model file by model name; a missing one counts as 0.
 
     Raises:
-        ConfigError: two models share a name, or the overrides contradict each other.
+        ConfigError: two models share name and version, or the overrides contradict each other.
     """
     _refuse_twins(models)
-    choices = {m.name: Choices(layers_of(m, profile, flags or PlanOverrides(), is_simulated(m))) for m in models}
+    choices = {_key(m): Choices(layers_of(m, profile, flags or PlanOverrides(), is_simulated(m))) for m in models}
     shares = _shares(machine, [m for m in models if not is_simulated(m)], choices)
     sizes = file_bytes or {}
     guesses = {
-        m.name: guess_simulated(m)
+        _key(m): guess_simulated(m)
         if is_simulated(m)
-        else guess_cpu(machine, shares[m.name], len(shares), sizes.get(m.name, 0))
+        else guess_cpu(machine, shares[_key(m)], len(shares), sizes.get(m.name, 0))
         for m in models
     }
-    demands = [_demand(machine, m, guesses[m.name], choices[m.name]) for m in models]
+    demands = [_demand(machine, m, guesses[_key(m)], choices[_key(m)]) for m in models]
     placements = place(machine, demands)
     return tuple(
-        _settle(machine, model, guesses[model.name], choices[model.name], demand, placement)
+        _settle(machine, model, guesses[_key(model)], choices[_key(model)], demand, placement)
         for model, demand, placement in zip(models, demands, placements, strict=True)
     )
 
 
+_Key = tuple[str, str]
+
+
+def _key(model: ModelSettings) -> _Key:
+    return model.name, model.version
+
+
 def _refuse_twins(models: Sequence[ModelSettings]) -> None:
-    seen: set[str] = set()
+    seen: set[_Key] = set()
     for model in models:
-        if model.name in seen:
-            raise ConfigError(f"two models are called `{model.name}`; give one of them another `name`")
-        seen.add(model.name)
+        if _key(model) in seen:
+            raise ConfigError(f"two models are called `{model.name}`; give one of them another `name` or `version`")
+        seen.add(_key(model))
 
 
-def _shares(machine: MachineFacts, models: Sequence[ModelSettings], choices: Mapping[str, Choices]) -> dict[str, int]:
+def _shares(machine: MachineFacts, models: Sequence[ModelSettings], choices: Mapping[_Key, Choices]) -> dict[_Key, int]:
     """CPUs per CPU model: what is fixed is taken off first, the others split the rest evenly, at least 1 each."""
     usable = machine.cpu.usable
     budget = max(usable - front_end_cpus(usable), min(len(models), usable))
-    fixed = {m.name: taken for m in models if (taken := _fixed_cpus(choices[m.name])) is not None}
-    open_names = [m.name for m in models if m.name not in fixed]
+    fixed = {_key(m): taken for m in models if (taken := _fixed_cpus(choices[_key(m)])) is not None}
+    open_keys = [_key(m) for m in models if _key(m) not in fixed]
     rest = max(budget - sum(fixed.values()), 0)
     shares = {}
-    for position, name in enumerate(open_names):
-        extra = position < rest % len(open_names)
-        shares[name] = max(1, rest // len(open_names) + extra)
-    return {m.name: fixed.get(m.name) or shares[m.name] for m in models}
+    for position, key in enumerate(open_keys):
+        extra = position < rest % len(open_keys)
+        shares[key] = max(1, rest // len(open_keys) + extra)
+    return {_key(m): fixed.get(_key(m)) or shares[_key(m)] for m in models}
 
 
 def _fixed_cpus(choices: Choices) -> int | None:
@@ -127,6 +134,7 @@ def _settle(
     _refuse_above(model.name, choices, "max_batch", max_batch, "queue_rows", queue_rows)
     return Plan(
         model=model.name,
+        version=model.version,
         device=guess.device,
         engine=guess.engine,
         instances=demand.instances,

@@ -35,7 +35,10 @@ def plan_here(
     """
     machine = read_machine()
     loaded = load_profile(profile, machine)
-    sizes = {model.name: file_bytes(Path(model.file)) for model in models if model.file}
+    sizes: dict[str, int] = {}
+    for model in models:
+        if model.file:  # of several versions the largest counts: too few workers are better than too much memory
+            sizes[model.name] = max(sizes.get(model.name, 0), file_bytes(Path(model.file)))
     return Prepared(machine, loaded, first_plan(machine, models, loaded, flags, sizes))
 
 

@@ -30,6 +30,7 @@ class Plan(Struct, frozen=True):
     size_edges: tuple[int, ...] = ()
     pipeline_depth: int = 1
     reasons: dict[str, str] = {}
+    version: str = "1"
 
     @property
     def max_wait_s(self) -> float:

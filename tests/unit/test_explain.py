@@ -34,7 +34,7 @@ MODELS = [
 def test_plan_json_has_the_fixed_keys_and_survives_the_encoder() -> None:
     made = plan_json(first_plan(MACHINE, MODELS, None)[0])
     assert set(made) >= FIXED_PLAN_KEYS
-    assert set(made["reasons"]) == set(made) - {"model", "reasons"}
+    assert set(made["reasons"]) == set(made) - {"model", "version", "reasons"}
     assert msgspec.json.decode(msgspec.json.encode(made)) == made
 
 

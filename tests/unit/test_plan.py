@@ -253,6 +253,12 @@ def test_two_models_of_one_name_are_refused() -> None:
         first_plan(machine(), [model("a"), model("a")], None)
 
 
+def test_versions_of_one_model_share_the_machine_like_models() -> None:
+    plans = first_plan(machine(), [model("a"), model("a", version="2")], None)
+    assert [(p.model, p.version) for p in plans] == [("a", "1"), ("a", "2")]
+    assert sum(p.instances for p in plans) <= machine().cpu.usable
+
+
 def test_external_weights_count_as_part_of_the_model_file(tmp_path: Path) -> None:
     for name, size in (("m.onnx", 10), ("m.onnx.data", 200), ("m.onnx_data", 3000), ("m.onnx.txt", 40_000)):
         (tmp_path / name).write_bytes(b"x" * size)
@@ -299,7 +305,7 @@ def check(on: MachineFacts, plans: tuple[Plan, ...], wanted: list[ModelSettings]
         assert all(len(cores) in (0, made.threads_per_instance) for cores in made.cores)
         assert 1 <= made.early_trigger <= made.max_batch <= made.queue_rows
         assert made.queue_bytes >= 1
-        explained = set(structs.asdict(made)) - {"model", "reasons"}
+        explained = set(structs.asdict(made)) - {"model", "version", "reasons"}
         assert set(made.reasons) == explained
         assert all(text.endswith((".", ")")) and "\n" not in text for text in made.reasons.values())
 
