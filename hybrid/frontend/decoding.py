@@ -33,23 +33,24 @@ class LargeBodies:
 
     def decode(self, body: bytes, header_length: int | None, on_done: Callable[[Decoded], None]) -> None:
         """Decode; `on_done` is called from the loop, later, with the request or the reason why it is none."""
-        self._run(lambda: _decode(body, header_length), on_done)
+        self.run(lambda: _decode(body, header_length), on_done)
 
     def encode(
         self, answer: InferResponse, request: InferRequest, on_done: Callable[[Encoded | HybridError], None]
     ) -> None:
         """Encode; `on_done` is called from the loop, later, with the body or the reason why there is none."""
-        self._run(lambda: _encode(answer, request), on_done)
+        self.run(lambda: _encode(answer, request), on_done)
+
+    def run(self, work: Callable[[], _T], on_done: Callable[[_T], None]) -> None:
+        """Do work that raises nothing; `on_done` is called from the loop, later, with what it returned."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "bodies")
+        self._executor.submit(work).add_done_callback(lambda done: self._deliver(done, on_done))
 
     def close(self) -> None:
         """Forget what waits and let the thread end."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, work: Callable[[], _T], on_done: Callable[[_T], None]) -> None:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "bodies")
-        self._executor.submit(work).add_done_callback(lambda done: self._deliver(done, on_done))
 
     def _deliver(self, future: Future[_T], on_done: Callable[[_T], None]) -> None:
         if not future.cancelled() and not self._loop.is_closed():

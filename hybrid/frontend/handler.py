@@ -18,7 +18,6 @@ from hybrid.messages import InferRequest, InferResponse
 from hybrid.protocol.oip_decode import decode_infer
 from hybrid.protocol.oip_encode import Encoded, encode_infer
 from hybrid.protocol.oip_meta import (
-    IndexEntry,
     encode_index,
     encode_live,
     encode_metadata,
@@ -29,7 +28,7 @@ from hybrid.protocol.oip_meta import (
 from hybrid.serving.inference import Inference
 from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
-from hybrid.serving.stats import model_stats
+from hybrid.serving.stats import index_entry, model_stats
 
 _EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
 
@@ -146,7 +145,7 @@ class Handler:
             self._model(exchange, segments[2], segments[3:])
         elif segments == ["v2", "repository", "index"]:
             _expect(exchange, "POST")
-            exchange.reply(200, encode_index([_index_entry(model) for model in self._repository]))
+            exchange.reply(200, encode_index([index_entry(model) for model in self._repository]))
         elif not self._operations.handle(exchange, segments):
             raise NotFound(f"no such path: {exchange.path[:200]}")
 
@@ -212,8 +211,3 @@ def _header_length(value: bytes) -> int:
 def _expect(exchange: Exchange, method: str) -> None:
     if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
         raise MethodNotAllowed(f"{exchange.path[:200]} takes {method}, got {exchange.method[:20]}", allow=method)
-
-
-def _index_entry(model: ServedModel) -> IndexEntry:
-    state = "READY" if model.ready else "LOADING" if model.signature is None else "UNAVAILABLE"
-    return IndexEntry(model.name, model.version, state, model.why_not_ready)

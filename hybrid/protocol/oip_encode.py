@@ -61,7 +61,7 @@ def encode_infer(response: InferResponse, request: InferRequest, nonfinite: NonF
     check = not response.finite and nonfinite == "error"
     texts = []
     payloads: list[Payload] = []
-    for tensor, binary in _selected(response.outputs, request):
+    for tensor, binary in select_outputs(response.outputs, request):
         try:
             texts.append(_binary_text(tensor, payloads) if binary else _json_text(tensor, check))
         except TensorFault as fault:
@@ -81,7 +81,12 @@ def encode_infer(response: InferResponse, request: InferRequest, nonfinite: NonF
     return Encoded((text, *payloads), CONTENT_BINARY, extra)
 
 
-def _selected(outputs: Sequence[Tensor], request: InferRequest) -> Iterable[tuple[Tensor, bool]]:
+def select_outputs(outputs: Sequence[Tensor], request: InferRequest) -> Iterable[tuple[Tensor, bool]]:
+    """Return the outputs that a request asked for, in its order, each with whether it is wanted as binary data.
+
+    Raises:
+        OutputInvalid: the model did not return one of them.
+    """
     if request.outputs is None:
         return [(tensor, request.binary) for tensor in outputs]
     by_name = {tensor.name: tensor for tensor in outputs}

@@ -1,7 +1,8 @@
-"""Per-model statistics in the form of the protocol's statistics extension."""
+"""What the protocol's extensions ask of a model: its statistics, and its entry in the repository index."""
 
 import msgspec
 
+from hybrid.protocol.oip_meta import IndexEntry
 from hybrid.serving.model import ServedModel
 from hybrid.telemetry.histogram import Histogram
 
@@ -27,6 +28,12 @@ def model_stats(model: ServedModel) -> bytes:
         "inference_stats": stats,
     }
     return msgspec.json.encode({"model_stats": [entry]})
+
+
+def index_entry(model: ServedModel) -> IndexEntry:
+    """Return the line of the repository index."""
+    state = "READY" if model.ready else "LOADING" if model.signature is None else "UNAVAILABLE"
+    return IndexEntry(model.name, model.version, state, model.why_not_ready)
 
 
 def _duration(histogram: Histogram) -> dict[str, int]:
