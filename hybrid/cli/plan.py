@@ -3,7 +3,7 @@
 import click
 
 from hybrid.cli.output import print_json
-from hybrid.models.catalog import builtin_names, resolve
+from hybrid.models.catalog import builtin_names, resolve_all
 from hybrid.planner.explain import plan_json, plan_table
 from hybrid.planner.prepare import plan_here
 from hybrid.planner.profiles import AUTO
@@ -19,7 +19,8 @@ def plan(models: tuple[str, ...], profile: str, as_json: bool) -> None:
     A MODEL is a path to a model file or folder, or a name from `hybrid models`. Without MODEL, the built-in models
     that `hybrid serve` serves by itself. They are planned together, because they share the CPUs.
     """
-    prepared = plan_here([resolve(model) for model in models or builtin_names()], profile)
+    wanted = [version for model in models or builtin_names() for version in resolve_all(model)]
+    prepared = plan_here(wanted, profile)
     if not as_json:
         click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
         return

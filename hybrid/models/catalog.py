@@ -4,6 +4,7 @@ Everything here happens before any engine is loaded, so that a wrong name or pat
 """
 
 import importlib.util
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from hybrid.config import ModelSettings
 from hybrid.errors import ConfigError
-from hybrid.models import builtin, folder, simulated
+from hybrid.models import builtin, folder, simulated, versions
 
 
 class ModelRow(Struct, frozen=True):
@@ -30,7 +31,16 @@ def builtin_names() -> tuple[str, ...]:
 
 
 def resolve(argument: str) -> ModelSettings:
-    """Return the settings of a built-in, `simulated:NAME`, a model file or a model folder.
+    """Return the settings of a model; of a folder with several versions those of the highest that is wanted.
+
+    Raises:
+        ConfigError, StartupError: as `resolve_all`.
+    """
+    return resolve_all(argument)[-1]
+
+
+def resolve_all(argument: str) -> tuple[ModelSettings, ...]:
+    """Return the settings of a built-in, `simulated:NAME`, a model file or a model folder: one for each version.
 
     A built-in name wins over a file of the same name; `./minilm` means the file.
 
@@ -38,19 +48,14 @@ def resolve(argument: str) -> ModelSettings:
         ConfigError: no such model; the message says what was expected and names the nearest known.
         StartupError: the model needs an engine that this build lacks.
     """
-    if argument.startswith(simulated.PREFIX):
-        name = argument.removeprefix(simulated.PREFIX)
-        if name not in simulated.DEVICES:
-            raise ConfigError(f"unknown simulated device `{name}`; {_nearest(name, tuple(simulated.DEVICES))}")
-        return simulated.settings_of(name)
-    if argument in builtin.MODELS:
-        return builtin.MODELS[argument]()
-    path = Path(argument).expanduser()
+    path = place_of(argument)
+    if path is None:
+        return (_by_name(argument),)
     try:
         if argument and path.is_dir():
-            return folder.from_folder(path)
+            return versions.from_folder(path)
         if argument and path.exists():
-            return folder.from_folder(path.parent) if path.name == folder.MODEL_FILE else folder.from_file(path)
+            return (folder.from_file(path),)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if path.suffix or len(path.parts) > 1:
@@ -61,12 +66,29 @@ def resolve(argument: str) -> ModelSettings:
     )
 
 
+def place_of(argument: str) -> Path | None:
+    """Return the file or folder that an argument means, there or not; None for a name that is known here."""
+    if argument.startswith(simulated.PREFIX) or argument in builtin.MODELS:
+        return None
+    path = Path(argument).expanduser()
+    return path.parent if path.name == folder.MODEL_FILE and os.path.isfile(path) else path
+
+
 def list_models() -> tuple[ModelRow, ...]:
     """Return every model that can be served by name, available or not."""
     rows = [_builtin_row(name) for name in builtin.MODELS]
     for name, (note, _) in simulated.DEVICES.items():
         rows.append(ModelRow(simulated.PREFIX + name, "simulated", "simulated", True, note))
     return tuple(rows)
+
+
+def _by_name(argument: str) -> ModelSettings:
+    if argument in builtin.MODELS:
+        return builtin.MODELS[argument]()
+    name = argument.removeprefix(simulated.PREFIX)
+    if name not in simulated.DEVICES:
+        raise ConfigError(f"unknown simulated device `{name}`; {_nearest(name, tuple(simulated.DEVICES))}")
+    return simulated.settings_of(name)
 
 
 def _builtin_row(name: str) -> ModelRow:

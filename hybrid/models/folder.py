@@ -6,7 +6,7 @@ Owns the checks on files before anything is loaded. Reads no model file; knows n
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -43,18 +43,60 @@ def from_folder(folder: Path) -> ModelSettings:
         ConfigError: anything in `model.toml` is wrong, or a file that it names cannot be read.
         StartupError: the engine for the model is not part of this build.
     """
+    return located(described(folder), folder, folder)
+
+
+def described(folder: Path, name: str | None = None) -> ModelSettings:
+    """Return what `model.toml` says, with files as it names them.
+
+    With `name` the model is called so: a `model.toml` may then be missing, but must not say another name.
+
+    Raises:
+        ConfigError: anything in it is wrong.
+    """
     toml = folder / MODEL_FILE
-    if not toml.is_file():
+    if toml.is_file():
+        data = load_toml(toml)
+    elif name is None:
         raise ConfigError(f"{folder}: no {MODEL_FILE} in this folder; expected one beside the model file")
-    data: dict[str, Any] = {"name": _made_name(folder.resolve().name), **load_toml(toml)}
-    settings = load_settings(ModelSettings, data, str(toml))
+    else:
+        data = {}
+    settings = load_settings(ModelSettings, {"name": name or _made_name(folder.resolve().name), **data}, str(toml))
+    if name is not None and settings.name != name:
+        raise ConfigError(f"{toml}: `name`: expected {name!r}, the name of the folder, got {settings.name!r}")
     _check(settings, toml)
+    return settings
+
+
+def located(settings: ModelSettings, folder: Path, place: Path) -> ModelSettings:
+    """Return the settings with absolute paths. Files are looked for in `place`, a folder inside, then in `folder`.
+
+    Raises:
+        ConfigError: a file cannot be read, or leads out of the folder.
+        StartupError: the engine for the model is not part of this build.
+    """
+    toml = folder / MODEL_FILE
     if settings.engine == "simulated" or (settings.engine == "auto" and settings.simulated is not None):
         return settings
-    file = _inside(folder, settings.file or _only_model(folder), toml, "file")
-    settings = structs.replace(settings, file=file, preprocess=_preprocess(settings.preprocess, folder, toml))
+    file = _inside((place, folder), settings.file or _only_model(place, toml), toml, "file")
+    preprocess = _preprocess(settings.preprocess, (place, folder), toml)
+    settings = structs.replace(settings, file=file, preprocess=preprocess)
     engine_name(settings)
     return settings
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has a `model.toml` or a file that looks like a model.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return any(path.name == MODEL_FILE or path.suffix.lower() in MODEL_SUFFIXES for path in folder.iterdir())
+
+
+def fits_url(name: str) -> bool:
+    """Whether a model or version may be called so."""
+    return _NAME.fullmatch(name) is not None
 
 
 def check_file(path: Path, what: str) -> None:
@@ -75,11 +117,11 @@ def check_file(path: Path, what: str) -> None:
 
 def _check(settings: ModelSettings, toml: Path) -> None:
     """What the types of the settings cannot say."""
-    if not _NAME.fullmatch(settings.name):
+    if not fits_url(settings.name):
         raise ConfigError(
             f"{toml}: `name`: expected letters, digits and . _ : + - (it is part of an URL), got {settings.name!r}"
         )
-    if not _NAME.fullmatch(settings.version):
+    if not fits_url(settings.version):
         raise ConfigError(f"{toml}: `version`: expected letters, digits and . _ : + -, got {settings.version!r}")
     image = settings.preprocess.image
     if settings.preprocess.text and image:
@@ -91,15 +133,16 @@ def _check(settings: ModelSettings, toml: Path) -> None:
         raise ConfigError(f"{toml}: `preprocess.image.std`: expected numbers other than 0")
 
 
-def _preprocess(settings: PreprocessSettings, folder: Path, toml: Path) -> PreprocessSettings:
+def _preprocess(settings: PreprocessSettings, places: tuple[Path, Path], toml: Path) -> PreprocessSettings:
     if settings.text is None:
         return settings
-    tokenizer = _inside(folder, settings.text.tokenizer, toml, "preprocess.text.tokenizer")
+    tokenizer = _inside(places, settings.text.tokenizer, toml, "preprocess.text.tokenizer")
     return structs.replace(settings, text=structs.replace(settings.text, tokenizer=tokenizer))
 
 
-def _inside(folder: Path, value: str, toml: Path, key: str) -> str:
-    path = folder / value
+def _inside(places: tuple[Path, Path], value: str, toml: Path, key: str) -> str:
+    place, folder = places
+    path = place / value if (place / value).exists() else folder / value
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f'{toml}: `{key}`: "{value}" leads out of the model folder; expected a file inside it')
     try:
@@ -109,12 +152,12 @@ def _inside(folder: Path, value: str, toml: Path, key: str) -> str:
     return str(path.resolve())
 
 
-def _only_model(folder: Path) -> str:
+def _only_model(folder: Path, toml: Path) -> str:
     found = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in MODEL_SUFFIXES)
     if len(found) == 1:
         return found[0]
     there = f"the folder has {', '.join(found)}" if found else "the folder has no model file"
-    raise ConfigError(f"{folder / MODEL_FILE}: missing key `file`; expected the name of the model file ({there})")
+    raise ConfigError(f"{toml}: missing key `file`; expected the name of the model file ({there})")
 
 
 def _made_name(text: str) -> str:
