@@ -9,6 +9,7 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -28,10 +29,17 @@ from hybrid.serving.repository import Repository
 from hybrid.telemetry.logs import LogHub
 from hybrid.telemetry.metrics import render
 
+if TYPE_CHECKING:
+    from hybrid.frontend.grpc import GrpcServer
+
 log = logging.getLogger("hybrid.app")
 
 _LAG_PROBE_S = 0.1
 _STOP_PROCESSES_S = 3.0
+_GRPC_PORT = 8001
+
+#: Called with the ports of HTTP and of gRPC.
+OnReady = Callable[[int, int | None], None]
 
 
 class ForcedExit(StartupError):
@@ -57,9 +65,10 @@ class App:
         self._signals: list[str] = []
         self._signalled, self._forced = asyncio.Event(), asyncio.Event()
         self.port = 0
+        self.grpc_port: int | None = None
 
-    async def run(self, on_ready: Callable[[int], None]) -> None:
-        """Serve until SIGTERM or SIGINT; `on_ready` is called with the port once every model is warm.
+    async def run(self, on_ready: OnReady) -> None:
+        """Serve until SIGTERM or SIGINT; `on_ready` is called with the ports once every model is warm.
 
         Raises:
             StartupError: it cannot start; nothing is left running.
@@ -72,11 +81,13 @@ class App:
         server = self._blueprint.server
         try:
             self.port = await self._http.start(server.host, server.port, server.tls)
+            if self._grpc is not None:
+                self.grpc_port = await self._grpc.start(server.host, grpc_port(server), server.tls)
             for model in self._repository:
                 model.start()
             self._probe_lag()
             if await _before(self._signalled, self._wait_ready()):
-                on_ready(self.port)
+                on_ready(self.port, self.grpc_port)
                 await self._signalled.wait()
             if not await _before(self._forced, self._stop()):
                 raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
@@ -102,10 +113,14 @@ class App:
             loop=loop,
         )
         self._operations = operations
-        self._handler = Handler(self._repository, Admission(blueprint.server), operations, loop)
-        self._http = HttpServer(self._handler, blueprint.server.http)
+        admission, limits = Admission(blueprint.server), blueprint.server.http
+        self._handler = Handler(self._repository, admission, operations, loop)
+        self._http = HttpServer(self._handler, limits)
+        self._grpc = _grpc_server(blueprint.server, self._repository, admission, loop)
         machine = blueprint.prepared.machine
-        self._observer = Observer(self._repository, self._http, machine, lambda: (self._state, self._why), self._clock)
+        self._observer = Observer(
+            self._repository, self._http, machine, lambda: (self._state, self._why), self._inflight, self._clock
+        )
 
     def _encoded_plan(self) -> bytes:
         return msgspec.json.encode([plan_json(model.plan) for model in self._repository])
@@ -129,10 +144,14 @@ class App:
         server, was_ready = self._blueprint.server, self._state == "ready"
         self._state, self._why = "draining", f"{self._signals[0]} received"
         self._handler.leaving = True
+        if self._grpc is not None:
+            self._grpc.service.leaving = True
         log.info("%s: draining, at most %g s", self._signals[0], server.drain_delay_s + server.drain_timeout_s)
         if was_ready:  # else nobody sends anything yet
             await asyncio.sleep(server.drain_delay_s)
         self._handler.draining = True
+        if self._grpc is not None:
+            self._grpc.begin_drain(server.drain_timeout_s + _STOP_PROCESSES_S)
         self._http.stop_accepting()
         self._http.begin_drain()
         self._operations.close()
@@ -140,20 +159,25 @@ class App:
         for model in self._repository:
             model.drain()
         # Polled, because an event would have to be set on the hot path.
-        while self._http.stats().inflight and self._clock() < ends_at:  # noqa: ASYNC110
+        while self._inflight() and self._clock() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        late = self._http.stats().inflight
+        late = self._inflight()
         grace_s = 0.0 if late else _STOP_PROCESSES_S
         await asyncio.gather(*(model.stop(grace_s) for model in self._repository))
-        await self._http.close(0.5)
+        await asyncio.gather(self._http.close(0.5), *([self._grpc.close(0.5)] if self._grpc is not None else ()))
         self._state = "stopped"
         if late:
             limit = f"drain_timeout_s = {server.drain_timeout_s:g}"
             raise ForcedExit(f"{late} requests were not done when the time for draining was over ({limit})")
 
+    def _inflight(self) -> int:
+        return self._http.stats().inflight + (self._grpc.inflight if self._grpc is not None else 0)
+
     async def _kill(self) -> None:
         """End whatever still runs; a no-op after a clean stop."""
         await self._http.close(0.0)
+        if self._grpc is not None:
+            await self._grpc.close(0.0)
         self._handler.close()
         await asyncio.gather(*(model.stop(0.0) for model in self._repository))
         if self._lag_timer is not None:
@@ -166,6 +190,18 @@ class App:
         if due:
             self._observer.loop_lag.observe(max(0.0, now - due))
         self._lag_timer = self._loop.call_later(_LAG_PROBE_S, self._probe_lag, now + _LAG_PROBE_S)
+
+
+def _grpc_server(
+    server: ServerSettings, repository: Repository, admission: Admission, loop: asyncio.AbstractEventLoop
+) -> "GrpcServer | None":
+    if grpc_port(server) < 0:
+        return None
+    # Costs a fifth of a second and 20 MiB, which is for those to save who switch it off.
+    from hybrid.frontend.grpc import GrpcServer
+    from hybrid.frontend.grpc_service import Service
+
+    return GrpcServer(Service(repository, admission, loop, server.http.max_body_bytes), server.http)
 
 
 async def _before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
@@ -182,7 +218,7 @@ async def _before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bo
         waiting.cancel()
 
 
-def serve(blueprint: Blueprint, hub: LogHub, on_ready: Callable[[int], None]) -> None:
+def serve(blueprint: Blueprint, hub: LogHub, on_ready: OnReady) -> None:
     """Run a server in this process until it is told to stop.
 
     Raises:
@@ -192,6 +228,13 @@ def serve(blueprint: Blueprint, hub: LogHub, on_ready: Callable[[int], None]) ->
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(App(blueprint, hub).run(on_ready))
+
+
+def grpc_port(server: ServerSettings) -> int:
+    """Return the port for gRPC, -1 for none. Who asks for any free port for HTTP must not collide on the other one."""
+    if server.grpc_port is not None:
+        return server.grpc_port
+    return _GRPC_PORT if server.port else 0
 
 
 def overlong_deadlines(server: ServerSettings) -> str | None:

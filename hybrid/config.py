@@ -14,6 +14,7 @@ Count = Annotated[int, Meta(ge=0)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=86_400)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
+PortOrOff = Annotated[int, Meta(ge=-1, le=65_535)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +48,7 @@ class ServerSettings(Settings, frozen=True):
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    grpc_port: PortOrOff | None = None  # -1: no gRPC; None: 8001, or a free one where `port` asks for a free one
     api_keys: tuple[str, ...] = ()
     admin_token: str | None = None
     tls: TlsFiles | None = None

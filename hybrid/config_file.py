@@ -24,6 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 ENVIRONMENT: Final[dict[str, str]] = {
     "HYBRID_HOST": "server.host",
     "HYBRID_PORT": "server.port",
+    "HYBRID_GRPC_PORT": "server.grpc_port",
     "HYBRID_API_KEYS": "server.api_keys",
     "HYBRID_ADMIN_TOKEN": "server.admin_token",
     "HYBRID_LOG_LEVEL": "server.log_level",
@@ -90,7 +91,7 @@ def load_config(path: Path | None, environ: Mapping[str, str], overrides: Mappin
     _refuse_misspelled(environ)
     for variable, key in ENVIRONMENT.items():
         text = environ.get(variable, "").strip()
-        if text and not (variable == "HYBRID_PORT" and text.startswith("tcp://")):
+        if text and not (variable.endswith("_PORT") and text.startswith("tcp://")):
             # Kubernetes sets HYBRID_PORT=tcp://... in every pod beside a service called "hybrid"; that is not ours.
             where = f"environment variable {variable}"
             config = replace_setting(config, key, _parse_variable(key, text, where), where)
@@ -198,7 +199,7 @@ def _describe(kind: inspect.Type) -> str:
 
 
 def _parse_variable(key: str, text: str, where: str) -> object:
-    if key == "server.port":
+    if key in ("server.port", "server.grpc_port"):
         return int(text) if text.isascii() and text.lstrip("-").isdigit() else text
     if key == "server.api_keys":
         keys = tuple(part.strip() for part in text.split(",") if part.strip())

@@ -31,7 +31,7 @@ _ABSENT: Final = {
 
 
 class Observer:
-    """Builds Snapshots. `state` is what the application says of itself: (state, why)."""
+    """Builds Snapshots. `state` is what the application says of itself: (state, why); `inflight` how much is open."""
 
     def __init__(
         self,
@@ -39,12 +39,14 @@ class Observer:
         http: HttpServer,
         machine: MachineFacts,
         state: Callable[[], tuple[str, str]],
+        inflight: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
         self.loop_lag = Histogram()
         self._repository = repository
         self._http = http
         self._state = state
+        self._inflight = inflight
         self._clock = clock
         self._boot_id = uuid.uuid4().hex
         self._sequence = 0
@@ -98,7 +100,7 @@ class Observer:
         http = self._http.stats()
         pools = [model.preprocess.stats() for model in self._repository if model.preprocess is not None]
         return snap.Front(
-            inflight=http.inflight,
+            inflight=self._inflight(),
             conns=http.connections,
             loop_lag=self.loop_lag.sparse(),
             pre_busy_s=sum(pool.busy_s for pool in pools),

@@ -24,6 +24,9 @@ from hybrid.telemetry.logs import setup_logging
 @click.option("--profile", default=None, help="auto, none, a name or a TOML file.")
 @click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, default=None, help="Port to listen on; 0 takes a free one.  [default: 8000]")
+@click.option(
+    "--grpc-port", type=int, default=None, help="Port for gRPC; 0 takes a free one, -1 none.  [default: 8001]"
+)
 @click.option("--config", "config_file", type=click.Path(path_type=Path), default=None, help="TOML file with settings.")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
@@ -39,7 +42,7 @@ def serve(
     config_file: Path | None,
     **flags: object,
 ) -> None:
-    """Serve each MODEL over HTTP until SIGTERM or Ctrl-C.
+    """Serve each MODEL over HTTP and gRPC until SIGTERM or Ctrl-C.
 
     A MODEL is a path to a model file or folder, or a name from `hybrid models`. Without MODEL, the built-in models
     are served.
@@ -49,6 +52,7 @@ def serve(
         "profile": profile,
         "server.host": host,
         "server.port": port,
+        "server.grpc_port": flags["grpc_port"],
         "server.log_level": flags["log_level"],
         "server.log_format": flags["log_format"],
     }
@@ -76,11 +80,13 @@ def _serve(config: Config, overrides: PlanOverrides) -> None:
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
 
-    def announce(port: int) -> None:
+    def announce(port: int, grpc_port: int | None) -> None:
         scheme = "https" if server.tls is not None else "http"
         host = f"[{server.host}]" if ":" in server.host else server.host
         base = f"{scheme}://{host}:{port}"
         click.echo(f"\nready on {base}  (models: {', '.join(model.name for model in models)})")
+        if grpc_port is not None:
+            click.echo(f"gRPC on {host}:{grpc_port}")
         click.echo(f"try:\n  {curl_line(base, models[0], bool(server.api_keys))}")
         sys.stdout.flush()
 

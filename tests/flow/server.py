@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 READY_LINE = re.compile(r"ready on https?://.*:(\d+)")
+GRPC_LINE = re.compile(r"^gRPC on .*:(\d+)$", re.MULTILINE)
 
 
 class Server:
@@ -104,6 +105,14 @@ class Server:
                 stream.close()
         self._folder.cleanup()
         return code
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC, which is printed just behind the ready line."""
+        self.until(lambda: GRPC_LINE.search(self.out), 5, "the line that names the port of gRPC")
+        found = GRPC_LINE.search(self.out)
+        assert found
+        return int(found[1])
 
     @property
     def base(self) -> str:

@@ -1,0 +1,188 @@
+"""gRPC calls in, messages out: the Open Inference Protocol over `serving`.
+
+Owns what each method does. Knows no gRPC library: `frontend.grpc` calls the methods with bytes and sends what they
+return. A method returns an error instead of raising it where the error was kept before, for raising it again would tie
+it into a reference cycle with the frames that it passed.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
+
+from msgspec import Struct
+
+from hybrid import __version__
+from hybrid.errors import ClientGone, DeadlineExceeded, HybridError, MethodNotAllowed, NotReady, TooLarge
+from hybrid.frontend.admission import Admission
+from hybrid.frontend.decoding import HEAVY_BYTES, LargeBodies
+from hybrid.messages import InferRequest, InferResponse
+from hybrid.protocol import oip_grpc, oip_grpc_meta
+from hybrid.protocol.grpc import grpc_predict_v2_pb2 as pb
+from hybrid.serving.inference import Answer, Inference
+from hybrid.serving.model import ServedModel
+from hybrid.serving.repository import Repository
+from hybrid.serving.stats import index_entry
+
+_T = TypeVar("_T")
+
+_EXTENSIONS: Final = ("model_repository", "schedule_policy")
+#: A call cancelled so shortly before its deadline was cancelled by its deadline.
+_DEADLINE_SLACK_S: Final = 0.02
+
+
+class Call(Struct, frozen=True, gc=False):
+    """What is known of a call besides its message. Times are monotonic seconds; without a deadline it is inf."""
+
+    metadata: Mapping[bytes, bytes]
+    received_at: float
+    deadline: float
+
+
+Result = bytes | HybridError
+Method = Callable[[bytes, Call], Awaitable[Result]]
+
+
+class Service:
+    """The methods of `inference.GRPCInferenceService`."""
+
+    def __init__(
+        self, repository: Repository, admission: Admission, loop: asyncio.AbstractEventLoop, max_answer_bytes: int
+    ) -> None:
+        self.leaving = False  # not ready any more, but whoever still comes is served
+        self.draining = False  # new requests are refused
+        self._repository = repository
+        self._admission = admission
+        self._loop = loop
+        self._max_answer_bytes = max_answer_bytes
+        self._large = LargeBodies(loop)
+
+    def methods(self) -> dict[str, Method]:
+        """Return every method by its name in the protocol."""
+        return {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_change,
+            "RepositoryModelUnload": self._repository_change,
+        }
+
+    def close(self) -> None:
+        """Let go of what runs beside the loop."""
+        self._large.close()
+
+    # Inference -----------------------------------------------------------------------------------------------------
+
+    async def _model_infer(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise(call.metadata)
+        message = oip_grpc.parse_infer(data)
+        model = self._repository.get(message.model_name, message.model_version or None)
+        try:
+            if self.draining:
+                raise NotReady("the server is draining and takes no new requests")
+            request = await self._decoded(message, len(data))
+            if isinstance(request, HybridError):
+                model.tally.failed(request)
+                return request
+            deadline = self._deadline(call, request)
+        except HybridError as error:
+            model.tally.failed(error)
+            raise
+        except asyncio.CancelledError:
+            model.tally.failed(ClientGone("the client left"))
+            raise
+        inference = Inference(model, request, call.received_at, time.monotonic() - call.received_at, len(data))
+        answer = await self._answer(inference, model, deadline)
+        return answer if isinstance(answer, HybridError) else self._encoded(model, request, answer, call.received_at)
+
+    async def _decoded(self, message: pb.ModelInferRequest, nbytes: int) -> InferRequest | HybridError:
+        if nbytes <= HEAVY_BYTES:
+            return oip_grpc.decode_infer(message)
+        done: asyncio.Future[InferRequest | HybridError] = self._loop.create_future()
+        self._large.run(lambda: _decode(message), lambda decoded: _settle(done, decoded))
+        return await done
+
+    def _deadline(self, call: Call, request: InferRequest) -> float:
+        deadline = self._admission.deadline(call.received_at, request.timeout_s, call.metadata)
+        if call.deadline <= time.monotonic():
+            raise DeadlineExceeded("the deadline passed before the request was read")
+        return min(deadline, call.deadline)
+
+    async def _answer(self, inference: Inference, model: ServedModel, deadline: float) -> Answer:
+        """Wait for the answer. Cancelled when the client leaves and, by the library, when the call's deadline passes.
+
+        The second must count as late, not as left: the request is then dropped by its own deadline, a moment later.
+        """
+        done: asyncio.Future[Answer] = self._loop.create_future()
+        inference.start(deadline, lambda answer: _settle(done, answer))
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if done.done() and not done.cancelled():  # the answer came in the same turn of the loop
+                if not isinstance(done.result(), HybridError):
+                    model.tally.failed(ClientGone("the client left"))
+            elif time.monotonic() < deadline - _DEADLINE_SLACK_S:
+                inference.cancel()
+            raise
+
+    def _encoded(self, model: ServedModel, request: InferRequest, answer: InferResponse, received_at: float) -> bytes:
+        began, limit = time.monotonic(), self._max_answer_bytes
+        try:
+            data = oip_grpc.encode_infer(answer, request)
+            if len(data) > limit:
+                raise TooLarge(f"the answer has {len(data)} bytes, the limit is {limit} (server.http.max_body_bytes)")
+        except HybridError as error:
+            model.tally.failed(error)
+            raise
+        now = time.monotonic()
+        model.tally.succeeded(answer.timings, now - began, now - received_at)
+        return data
+
+    # The rest ------------------------------------------------------------------------------------------------------
+
+    async def _server_live(self, data: bytes, call: Call) -> Result:
+        return oip_grpc_meta.live(True)
+
+    async def _server_ready(self, data: bytes, call: Call) -> Result:
+        return oip_grpc_meta.ready(self._repository.ready and not self.leaving)
+
+    async def _model_ready(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise(call.metadata)
+        model = self._repository.get(*oip_grpc_meta.read_model(data))
+        return oip_grpc_meta.ready(model.ready and not self.leaving)
+
+    async def _server_metadata(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise(call.metadata)
+        return oip_grpc_meta.server_metadata("hybrid", __version__, _EXTENSIONS)
+
+    async def _model_metadata(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise(call.metadata)
+        name, version = oip_grpc_meta.read_model(data)
+        model = self._repository.get(name, version)
+        versions = self._repository.versions(name) if version is None else [version]
+        return oip_grpc_meta.model_metadata(name, versions, model.public_signature())
+
+    async def _repository_index(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise(call.metadata)
+        ready_only = oip_grpc_meta.read_ready_only(data)
+        return oip_grpc_meta.index([index_entry(model) for model in self._repository if model.ready or not ready_only])
+
+    async def _repository_change(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise(call.metadata)
+        raise MethodNotAllowed("models are loaded when the server starts; this version loads and unloads none later")
+
+
+def _decode(message: pb.ModelInferRequest) -> InferRequest | HybridError:
+    try:
+        return oip_grpc.decode_infer(message)
+    except HybridError as error:
+        return error
+
+
+def _settle(done: asyncio.Future[_T], result: _T) -> None:
+    if not done.done():
+        done.set_result(result)
