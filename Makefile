@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: serve test unit flow lint format bench clean
+.PHONY: serve test unit flow lint format proto bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,14 @@ lint: $(DEV)
 
 format: $(DEV)
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+PROTO := hybrid/protocol/grpc
+
+# The pool of its own is explained in hybrid/protocol/grpc/__init__.py. Newer tools make code for newer protobufs only.
+proto: $(DEV)  ## generate the messages of gRPC again
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.72.2'
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) grpc_predict_v2.proto
+	sed -i 's/_descriptor_pool[.]Default()/_descriptor_pool.DescriptorPool()/' $(PROTO)/grpc_predict_v2_pb2.py
 
 bench: $(DEV)  ## prints tables and writes bench/results/*.json
 	$(BIN)/python -m bench
