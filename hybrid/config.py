@@ -65,6 +65,9 @@ class BatchingSettings(Settings, frozen=True):
     """Overrides of the plan for one model; None leaves the number to the planner."""
 
     enabled: bool = True
+    # static: every batch is run with exactly `max_batch` rows of one length, filled up where requests give fewer.
+    kind: Literal["dynamic", "static"] = "dynamic"
+    static_length: Positive | None = None  # length along dimension 1 of `pad_inputs`; text: `max_tokens` when unset
     max_batch: Positive | None = None
     max_wait_s: Seconds | None = None
     early_trigger: Positive | None = None

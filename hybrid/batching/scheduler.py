@@ -162,7 +162,7 @@ class Scheduler:
         expected_s, limit_s = self._limits(batch)
         order = BatchOrder(batch.id, batch.worker, batch.rows, expected_s, limit_s)
         pieces = [(piece.ticket.payload, piece.start, piece.rows) for piece in batch.pieces]
-        if self._pad and batch.reason is not ReleaseReason.ISOLATE:
+        if (self._pad or self.pool.plan.static) and batch.reason is not ReleaseReason.ISOLATE:
             self._count_padding(batch)
         try:
             self.pool.send(order, pieces, self._pad)
@@ -182,10 +182,12 @@ class Scheduler:
         lane = self.state.lanes.get(batch.lane_key)
         if lane is None:
             return
-        longest = max(piece.ticket.size for piece in batch.pieces)
-        real = sum(piece.ticket.size * piece.rows for piece in batch.pieces)
+        plan = self.pool.plan
+        longest = plan.static_length or max(piece.ticket.size for piece in batch.pieces) or 1  # rows without a size
+        rows = max(batch.rows, plan.max_batch) if plan.static else batch.rows
+        real = sum((piece.ticket.size or 1) * piece.rows for piece in batch.pieces)
         lane.stats.real_n += real
-        lane.stats.pad_n += longest * batch.rows - real
+        lane.stats.pad_n += longest * rows - real
 
     def _arm(self, now: float) -> None:
         """One timer per model. One that fires too early is kept: re-arming per request would cost more."""

@@ -26,12 +26,15 @@ class Executed(NamedTuple):
 class Pipeline:
     """Runs batches of one loaded model. `postprocess` is the name from the model's settings, "" for none.
 
+    `static_rows` above 0 has every batch run with exactly that many rows, also where the model would take any number.
+
     Raises:
         StartupError: the model lacks what the postprocess step needs.
     """
 
-    def __init__(self, engine: Engine, postprocess: str = "") -> None:
+    def __init__(self, engine: Engine, postprocess: str = "", static_rows: int = 0) -> None:
         raw = engine.signature
+        self.static_rows = static_rows
         self._engine = engine
         self._names = tuple(spec.name for spec in raw.outputs)
         self._post = steps.build(postprocess, raw)
@@ -51,8 +54,8 @@ class Pipeline:
     def run(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Arrays:
         """Execute one batch of `rows` rows; every output has exactly that many.
 
-        A model that is fixed to more rows is given the last one again until it has enough: unlike zeros, a real row
-        is something that the model takes. What comes of the repetitions is cut off.
+        A batch that is fixed to more rows, by the model or by `static_rows`, is given the last one again until it has
+        enough: unlike zeros, a real row is something that the model takes. What comes of the repetitions is cut off.
 
         Raises:
             EngineFailure: OUTPUT when an output is missing or has another row count; else what the engine said, with
@@ -111,7 +114,7 @@ class Pipeline:
         self._engine.close()
 
     def _run_engine(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Arrays:
-        fixed = self._engine.max_rows or rows
+        fixed = self._engine.max_rows or self.static_rows or rows
         if rows >= fixed:  # with more rows than it takes, the engine says so in its own words
             outputs = self._engine.run(inputs, rows)
             self._check_rows(outputs, rows)

@@ -22,6 +22,7 @@ _ROWS: Final = (
     "max_batch",
     "max_wait_ms",
     "early_trigger",
+    "static_length",
     "size_edges",
     "queue_rows",
     "queue_bytes",
@@ -51,6 +52,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "cores": [list(cores) for cores in plan.cores],
         "size_edges": list(plan.size_edges),
         "pipeline_depth": plan.pipeline_depth,
+        "static_length": plan.static_length,
         "reasons": dict(plan.reasons),
     }
 
@@ -125,7 +127,8 @@ def cpu_ranges(cpus: Sequence[int]) -> str:
 
 
 def _plan_block(plan: Plan) -> str:
-    batch = f"batches of up to {plan.max_batch}" if plan.batching != "off" else "batching off"
+    batch = f"batches of {'exactly' if plan.static else 'up to'} {plan.max_batch}"
+    batch = "batching off" if plan.batching == "off" else batch
     wait = f"waiting up to {plan.max_wait_ms:g} ms" if plan.max_wait_ms else "no waiting"
     workers = f"{_count(plan.instances, 'worker')} x {_count(plan.threads_per_instance, 'thread')}"
     where = "on a simulated device" if plan.device == "simulated" else f"on {plan.device} with {plan.engine}"

@@ -3,11 +3,11 @@
 Owns the order and the words "set by ...". Knows no rule of the plan itself.
 """
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from hybrid.config import ModelSettings
+from hybrid.config import BatchingSettings, ModelSettings
 from hybrid.planner.types import PlanOverrides, Profile
 
 T = TypeVar("T", int, float, str, bool)
@@ -90,10 +90,16 @@ def _from_model(model: ModelSettings) -> PlanOverrides:
         max_batch=batching.max_batch,
         max_wait_ms=None if batching.max_wait_s is None else batching.max_wait_s * 1000.0,
         early_trigger=batching.early_trigger,
-        batching=None if batching.enabled else "off",
+        batching=_batching(batching),
         queue_rows=batching.queue_rows,
         queue_bytes=batching.queue_bytes,
         preprocess_processes=model.preprocess.processes,
         pipeline_depth=None if workers.pipeline_depth == 1 else workers.pipeline_depth,
         pin=None if workers.pin else False,
     )
+
+
+def _batching(settings: BatchingSettings) -> Literal["static", "off"] | None:
+    if not settings.enabled:
+        return "off"
+    return "static" if settings.kind == "static" else None

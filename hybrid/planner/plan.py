@@ -11,14 +11,23 @@ from typing import Final
 from hybrid.config import ModelSettings
 from hybrid.errors import ConfigError
 from hybrid.facts import MachineFacts
-from hybrid.planner.guess import MIB, Guess, front_end_cpus, guess_cpu, guess_simulated, is_simulated
+from hybrid.planner.guess import (
+    MIB,
+    Guess,
+    for_throughput,
+    front_end_cpus,
+    guess_cpu,
+    guess_simulated,
+    is_simulated,
+)
 from hybrid.planner.layers import Choices, layers_of
 from hybrid.planner.placement import Demand, place
-from hybrid.planner.types import Plan, PlanOverrides, Profile
+from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 
 _QUEUE_BYTES: Final = 256 * MIB
 _QUEUE_ROWS_FLOOR: Final = 512
 _MAX_PREPROCESS: Final = 8
+_STATIC_WAIT_MS: Final = 10.0
 
 
 def first_plan(
@@ -27,6 +36,7 @@ def first_plan(
     profile: Profile | None,
     flags: PlanOverrides | None = None,
     file_bytes: Mapping[str, int] | None = None,
+    objective: Objective = "latency",
 ) -> tuple[Plan, ...]:
     """Plan every model on this machine before anything has been measured.
 
@@ -36,6 +46,7 @@ def first_plan(
         profile: Overrides for this kind of machine.
         flags: Overrides from the command line, for every model.
         file_bytes: Size of each model file by model name; a missing one counts as 0.
+        objective: What the first guess aims at; fixed numbers stay as they are.
 
     Raises:
         ConfigError: two models share name and version, or the overrides contradict each other.
@@ -50,10 +61,12 @@ def first_plan(
         else guess_cpu(machine, shares[_key(m)], len(shares), sizes.get(m.name, 0))
         for m in models
     }
+    if objective == "throughput":
+        guesses = {key: for_throughput(guess) for key, guess in guesses.items()}
     demands = [_demand(machine, m, guesses[_key(m)], choices[_key(m)]) for m in models]
     placements = place(machine, demands)
     return tuple(
-        _settle(machine, model, guesses[_key(model)], choices[_key(model)], demand, placement)
+        _settle(machine, model, guesses[_key(model)], choices[_key(model)], demand, placement, objective)
         for model, demand, placement in zip(models, demands, placements, strict=True)
     )
 
@@ -118,6 +131,7 @@ def _settle(
     choices: Choices,
     demand: Demand,
     placement: tuple[tuple[tuple[int, ...], ...], str],
+    objective: Objective,
 ) -> Plan:
     """Fix the remaining numbers in the order in which they depend on each other, and check them together."""
     reasons = choices.reasons
@@ -127,9 +141,10 @@ def _settle(
     max_batch, max_wait_ms, early_trigger = _batch_numbers(guess, choices, batching)
     queue_rows = choices.settle("queue_rows", *_queue_rows(max_batch, demand.instances))
     queue_bytes = choices.settle("queue_bytes", *_queue_bytes(machine))
-    preprocess = _preprocess(machine, model, choices)
+    preprocess = _preprocess(machine, model, choices, objective)
     depth = choices.settle("pipeline_depth", guess.pipeline_depth, guess.reasons["pipeline_depth"])
-    edges, reasons["size_edges"] = _size_edges(model)
+    length, reasons["static_length"] = _static_length(model, batching, max_batch, reasons)
+    edges, reasons["size_edges"] = _size_edges(model, batching)
     _refuse_above(model.name, choices, "early_trigger", early_trigger, "max_batch", max_batch)
     _refuse_above(model.name, choices, "max_batch", max_batch, "queue_rows", queue_rows)
     return Plan(
@@ -150,6 +165,7 @@ def _settle(
         size_edges=edges,
         pipeline_depth=depth,
         reasons=reasons,
+        static_length=length,
     )
 
 
@@ -160,7 +176,10 @@ def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, 
         choices.reasons.update(dict.fromkeys(("max_batch", "max_wait_ms", "early_trigger"), why))
         return 1, 0.0, 1
     max_batch = choices.settle("max_batch", guess.max_batch, guess.reasons["max_batch"])
-    max_wait_ms = choices.settle("max_wait_ms", guess.max_wait_ms, guess.reasons["max_wait_ms"])
+    wait, why = guess.max_wait_ms, guess.reasons["max_wait_ms"]
+    if batching == "static":
+        wait, why = _STATIC_WAIT_MS, "A static batch costs the same however full it is, so it waits a little for rows."
+    max_wait_ms = choices.settle("max_wait_ms", wait, why)
     early = choices.settle("early_trigger", max_batch, "Equal to max_batch: nothing is released early on purpose.")
     return max_batch, max_wait_ms, early
 
@@ -179,23 +198,51 @@ def _queue_bytes(machine: MachineFacts) -> tuple[int, str]:
     return _QUEUE_BYTES, "256 MiB, less than an eighth of the memory limit: enough for bursts of large requests."
 
 
-def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices) -> int:
+def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, objective: Objective) -> int:
     if model.preprocess.text is None and model.preprocess.image is None:
         # Not to be overridden: a profile that sets it for all models means those that have such a step.
         choices.reasons["preprocess_processes"] = "The model takes tensors as they come; nothing is preprocessed."
         return 0
-    processes = min(_MAX_PREPROCESS, max(1, machine.cpu.usable // 4))
+    usable = machine.cpu.usable
+    processes = min(_MAX_PREPROCESS, max(1, usable // 4))
     why = (
-        f"One process per four of {machine.cpu.usable} usable CPUs, 1 to {_MAX_PREPROCESS}: preprocessing costs far "
+        f"One process per four of {usable} usable CPUs, 1 to {_MAX_PREPROCESS}: preprocessing costs far "
         "less than the model and must not take its cores."
     )
+    if objective == "throughput" and model.preprocess.image is not None:
+        processes = max(1, usable // 2)
+        why = f"One process per two of {usable} usable CPUs: decoding images keeps pace with the workers."
     return choices.settle("preprocess_processes", processes, why)
 
 
-def _size_edges(model: ModelSettings) -> tuple[tuple[int, ...], str]:
+def _static_length(model: ModelSettings, batching: str, rows: int, reasons: dict[str, str]) -> tuple[int, str]:
+    """The one length of padded inputs. Adds to the reason for static batching what shape that is."""
+    settings, text = model.batching, model.preprocess.text
+    if batching != "static":
+        return 0, "Only static batching fixes a length."
+    if not settings.pad_inputs:
+        reasons["batching"] += f" Every batch is run with exactly {rows} rows."
+        return 0, "No input may be padded, so rows are as long as they come."
+    length = settings.static_length or (text.max_tokens if text is not None else 0)
+    where = f"model `{model.name}`: `batching.static_length`"
+    if not length:
+        raise ConfigError(f"{where}: missing; expected the one length to which static batching fills rows up")
+    if text is not None and length < text.max_tokens:
+        raise ConfigError(
+            f"{where}: expected at least `preprocess.text.max_tokens` ({text.max_tokens}), got {length}; "
+            "lower max_tokens to cut texts"
+        )
+    reasons["batching"] += f" Every batch is run with exactly {rows} rows of length {length}."
+    why = "Set by the model's settings." if settings.static_length else "`max_tokens`, the longest text there is."
+    return length, why
+
+
+def _size_edges(model: ModelSettings, batching: str) -> tuple[tuple[int, ...], str]:
     edges = model.batching.size_edges
     if list(edges) != sorted(set(edges)):
         raise ConfigError(f"model `{model.name}`: `batching.size_edges`: expected rising numbers, got {list(edges)}")
+    if batching == "static":
+        return (), "One size class: static batching gives every row the same length."
     if edges:
         return edges, "Set by the model's settings: requests of like size share a batch, so padding stays small."
     return edges, "One size class: the model names no edges."

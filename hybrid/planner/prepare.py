@@ -14,7 +14,7 @@ from hybrid.facts import MachineFacts
 from hybrid.planner.machine import read_machine
 from hybrid.planner.plan import first_plan
 from hybrid.planner.profiles import AUTO, load_profile
-from hybrid.planner.types import Plan, PlanOverrides, Profile
+from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 
 
 class Prepared(Struct, frozen=True):
@@ -26,7 +26,10 @@ class Prepared(Struct, frozen=True):
 
 
 def plan_here(
-    models: Sequence[ModelSettings], profile: str | Path = AUTO, flags: PlanOverrides | None = None
+    models: Sequence[ModelSettings],
+    profile: str | Path = AUTO,
+    flags: PlanOverrides | None = None,
+    objective: Objective = "latency",
 ) -> Prepared:
     """Plan `models` for this machine and process.
 
@@ -39,7 +42,7 @@ def plan_here(
     for model in models:
         if model.file:  # of several versions the largest counts: too few workers are better than too much memory
             sizes[model.name] = max(sizes.get(model.name, 0), file_bytes(Path(model.file)))
-    return Prepared(machine, loaded, first_plan(machine, models, loaded, flags, sizes))
+    return Prepared(machine, loaded, first_plan(machine, models, loaded, flags, sizes, objective))
 
 
 def file_bytes(path: Path) -> int:

@@ -6,12 +6,17 @@ from msgspec import Meta, Struct
 
 from hybrid.config import Positive, Settings
 
+#: What a plan is good at: answering soon, or finishing much work that waits already.
+Objective = Literal["latency", "throughput"]
+
 
 class Plan(Struct, frozen=True):
     """How one model runs on one device. `reasons` has one sentence for each number.
 
     `cores[i]` are the CPU ids of instance i, empty when not pinned. `size_edges` are upper edges of the size classes,
-    the last one open. Times in milliseconds only here, because the fixed JSON form has them so; `max_wait_s` derives.
+    the last one open. With static batching every batch is run with exactly `max_batch` rows, and inputs that may be
+    padded are `static_length` long (0: there are none). Times in milliseconds only here, because the fixed JSON form
+    has them so; `max_wait_s` derives.
     """
 
     model: str
@@ -31,6 +36,12 @@ class Plan(Struct, frozen=True):
     pipeline_depth: int = 1
     reasons: dict[str, str] = {}
     version: str = "1"
+    static_length: int = 0
+
+    @property
+    def static(self) -> bool:
+        """Whether every batch has the same shape."""
+        return self.batching == "static"
 
     @property
     def max_wait_s(self) -> float:
@@ -46,7 +57,7 @@ class PlanOverrides(Settings, frozen=True):
     max_batch: Positive | None = None
     max_wait_ms: Annotated[float, Meta(ge=0, le=86_400_000)] | None = None
     early_trigger: Positive | None = None
-    batching: Literal["dynamic", "off"] | None = None
+    batching: Literal["dynamic", "static", "off"] | None = None
     queue_rows: Positive | None = None
     queue_bytes: Positive | None = None
     preprocess_processes: Positive | None = None

@@ -165,6 +165,11 @@ class Inference:
             )
         settings = self._model.settings.batching
         key, size = lane_of(tensors, settings.pad_inputs, self._model.plan.size_edges, size)
+        longest = self._model.plan.static_length
+        if longest and size > longest:
+            raise BadRequest(
+                f"a row has length {size}; static batching runs rows of {longest} (batching.static_length)"
+            )
         self._ticket = Ticket(
             rows=rows,
             payload=tensors,

@@ -29,7 +29,7 @@ class ModelWorker:
         began = time.perf_counter()
         self._slots = [(Slab(slabs.inputs), Slab(slabs.outputs)) for slabs in start.slots]
         self._engine = load_engine(start.model, start.engine)
-        self._pipeline = Pipeline(self._engine, start.model.postprocess)
+        self._pipeline = Pipeline(self._engine, start.model.postprocess, start.static_rows)
         self._types = {spec.name: spec.datatype for spec in self._pipeline.signature.outputs}
         self.ready = self._warm(start, began)
 
@@ -64,6 +64,8 @@ class ModelWorker:
         pipeline = self._pipeline
         settings = start.model.batching
         reason = pipeline.check_batchable(settings.tolerance, start.warm_length) if start.max_batch > 1 else None
+        if reason:
+            pipeline.static_rows = 0  # rows that are filled in would influence the others too
         top = 1 if reason else min(start.max_batch, pipeline.max_rows or start.max_batch)
         warm: list[tuple[int, float]] = []
         for rows in dict.fromkeys((1, top)):

@@ -1,7 +1,7 @@
 """Forming a batch: the rows of several requests are copied, once, into the input slab of a worker.
 
 Requests of one lane share names, datatypes and trailing shapes, except along dimension 1 of inputs that may be padded;
-those are filled up to the longest piece of this batch.
+those are filled up to the longest piece of this batch, or to the one length that static batching has for all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,13 @@ Rows = tuple[tuple[Tensor, ...], int, int]  # the request's tensors, first row, 
 Array = np.ndarray[Any, Any]
 
 
-def pack_batch(slab: Slab, pieces: Sequence[Rows], rows: int, pad: Mapping[str, int]) -> tuple[Block, ...]:
-    """Write one batch and describe it. `pieces` are in batch order and have `rows` rows in sum."""
+def pack_batch(
+    slab: Slab, pieces: Sequence[Rows], rows: int, pad: Mapping[str, int], length: int = 0
+) -> tuple[Block, ...]:
+    """Write one batch and describe it. `pieces` are in batch order and have `rows` rows in sum.
+
+    Inputs in `pad` become at least `length` long.
+    """
     inputs = pieces[0][0]
     shapes: list[tuple[int, ...]] = []
     lengths: list[int] = []
@@ -30,7 +35,7 @@ def pack_batch(slab: Slab, pieces: Sequence[Rows], rows: int, pad: Mapping[str, 
             lengths.append(len(raws[index]))
         else:
             if first.name in pad:
-                longest = max(tensors[index].array.shape[1] for tensors, _, _ in pieces)
+                longest = max(length, *(tensors[index].array.shape[1] for tensors, _, _ in pieces))
                 shape = (rows, longest, *first.array.shape[2:])
             lengths.append(_product(shape) * first.array.itemsize)
         shapes.append(shape)

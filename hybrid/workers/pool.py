@@ -150,7 +150,7 @@ class WorkerPool:
         member = self.members[batch.worker]
         slot = member.free[-1]
         slab = member.slots[slot].inputs
-        blocks = pack_batch(slab, pieces, batch.rows, pad)
+        blocks = pack_batch(slab, pieces, batch.rows, pad, self.plan.static_length)
         member.take(batch.id, Taken(slot, batch.rows, batch.expected_s, batch.limit_s), self._clock())
         if member.child is not None:
             member.child.send(wire.Run(batch.id, slot, batch.rows, slab.size, blocks))
@@ -209,7 +209,8 @@ class WorkerPool:
             cores=cores,
             slots=tuple(slot.descriptors for slot in member.slots),
             max_batch=plan.max_batch,
-            warm_length=min(plan.size_edges, default=16),
+            warm_length=plan.static_length or min(plan.size_edges, default=16),
+            static_rows=plan.max_batch if plan.static else 0,
         )
         member.child = ChildProcess(
             f"w{seat} {self.model.name}",

@@ -48,6 +48,7 @@ class StartWorker(Struct, frozen=True, tag="start"):
     slots: tuple[Slabs, ...]
     max_batch: int
     warm_length: int
+    static_rows: int = 0  # with static batching: run every batch with exactly this many rows
 
 
 class StartPreprocess(Struct, frozen=True, tag="start_preprocess"):
