@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml | $(BIN)/python
 
 $(DEV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'kserve==0.21.0'  # it pins an old psutil
 	@touch $@ $(STAMP)
 
 serve: $(STAMP)  ## serve the built-in models on 127.0.0.1:8000
