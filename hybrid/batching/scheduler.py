@@ -113,6 +113,10 @@ class Scheduler:
             _finish(ticket)
         self._pump_soon()
 
+    def on_no_hope(self) -> None:
+        """Whoever waits is told now what new requests are told too, and not at the end of a long deadline."""
+        self.abandon()
+
     def on_batch_ran(self, batch: int, outputs: Sequence[Output], ran: wire.Ran) -> None:
         """Give each piece its own rows and answer the tickets that are complete."""
         entry = self.state.batches[batch]

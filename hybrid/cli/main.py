@@ -7,6 +7,7 @@ configuration.
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from typing import Final
 import click
 
 from hybrid.errors import HybridError
+from hybrid.telemetry.log_sink import open_sink
 
 #: Verb -> (module, one line of help). The help stands here so that listing the verbs imports none of them.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -25,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
 }
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+_PATIENCE_S: Final = 1.0
 
 
 class LazyGroup(click.Group):
@@ -101,8 +104,16 @@ def _fail(error: Exception, text: str, code: int) -> int:
     if os.environ.get("HYBRID_DEBUG") == "1":
         traceback.print_exception(error)
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip()).rstrip(".")
-    print(f"hybrid: error: {line or type(error).__name__}", file=sys.stderr)
+    _write_error(f"hybrid: error: {line or type(error).__name__}\n")
     return code
+
+
+def _write_error(text: str) -> None:
+    """Write to stderr, but not for ever: a pipe that nobody reads must not keep a server from ending."""
+    ends_at = time.monotonic() + _PATIENCE_S
+    sink = open_sink(sys.stderr)
+    sink.write(text.encode("utf-8", "replace"), lambda: time.monotonic() > ends_at)
+    sink.close()
 
 
 def _lower(text: str) -> str:

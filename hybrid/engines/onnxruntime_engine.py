@@ -9,6 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+# Its wheels for Linux report usage over the network and keep a device id below the home directory unless this is set
+# before the library is loaded. A server does neither unasked: the one who runs it may set it to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 import numpy as np
 import onnxruntime as ort
 

@@ -76,7 +76,7 @@ class Inference:
         model = self._model
         try:
             if model.signature is None or not model.accepting:
-                raise NotReady(f"model {model.name} is not ready: {model.why_not_ready}")
+                raise self._not_ready()
             encoded = self._encoded_input()
             if encoded is None:
                 rows = check_inputs(self._request, model.signature.inputs, model.signature.outputs)
@@ -136,6 +136,8 @@ class Inference:
         preprocessor = self._model.preprocessor
         assert preprocessor is not None
         try:
+            if not self._model.accepting:
+                raise self._not_ready()
             tensors = preprocessor.assemble(result.rows)
             self._enqueue(tensors, len(result.rows), preprocessor.size(result.rows))
         except HybridError as error:
@@ -212,9 +214,13 @@ class Inference:
             where = "executed" if ticket.sent_at else "waited in the queue"
             return DeadlineExceeded(f"the deadline passed while the request {where}")
         if ticket.outcome is Outcome.CANCELLED:
-            return NotReady("the server is shutting down and had no time to finish this request")
+            return self._not_ready()
         kind = ticket.failure or FailureKind.ENGINE
         return _FAILURES[kind](f"model {self._model.name}: {ticket.failure_text}")
+
+    def _not_ready(self) -> NotReady:
+        why = self._model.why_not_ready or "the server is shutting down and had no time to finish this request"
+        return NotReady(f"model {self._model.name} is not ready: {why}")
 
     def _answer_error(self, error: HybridError) -> None:
         on_answer, self._on_answer = self._on_answer, None

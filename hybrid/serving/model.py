@@ -139,7 +139,7 @@ class ServedModel:
         if ready >= wanted:
             return True
         if error:
-            raise StartupError(f"model {self.name} cannot start: {error}")
+            raise StartupError(f"model {self.name} cannot start: {error.removeprefix(f'model {self.name}: ')}")
         return False
 
     def _on_ready(self, ready: wire.Ready) -> None:

@@ -92,8 +92,12 @@ def main() -> None:
     try:
         worker.append(ModelWorker(start))
     except (HybridError, EngineFailure, MemoryError) as error:
-        log.error("cannot start: %s", error)
         wire.send(sock, wire.StartFailed(str(error)[:4000]))
+        return
+    except Exception as error:
+        # Not foreseen, so the traceback is worth a line of its own; the server still hears a reason and not a number.
+        log.exception("cannot start")
+        wire.send(sock, wire.StartFailed(f"{type(error).__name__}: {error}"[:4000]))
         return
     wire.send(sock, worker[0].ready)
     child.serve(sock, worker[0].run)

@@ -62,6 +62,9 @@ class Listener(Protocol):
     def on_worker_lost(self, worker: int, cause: str) -> None:
         """The worker is gone, with all batches it had."""
 
+    def on_no_hope(self) -> None:
+        """Every seat keeps failing: what waits should not wait any longer."""
+
     def on_batch_ran(self, batch: int, outputs: Sequence[Output], ran: wire.Ran) -> None:
         """A batch was executed; the slot is free again."""
 
@@ -88,6 +91,7 @@ class WorkerPool:
         self.ends: dict[str, int] = {}
         self.ready = 0  # how many warmed workers take batches; asked once per request, so it is kept and not counted
         self.first_error = ""  # why the first start failed; the server gives up on it
+        self._trouble = logging.DEBUG  # until a worker was ready once, whoever waits for that reports `first_error`
         self._hub = hub
         self._loop = loop
         self._clock = clock
@@ -124,7 +128,10 @@ class WorkerPool:
                 await self._wait_gone()
         except TimeoutError:
             for member in self.members.values():
-                self.kill(member.id, "did not stop in time")
+                if timeout_s > 0.0:
+                    self.kill(member.id, f"did not stop within {timeout_s:g} s")
+                elif member.child is not None:
+                    member.child.kill("stopped")
             await self._wait_gone()
 
     @property
@@ -229,6 +236,7 @@ class WorkerPool:
     def _on_ready(self, member: Member, ready: wire.Ready) -> None:
         if member.state is not MemberState.STARTING:
             return
+        self._trouble = logging.ERROR
         self._enter(member, MemberState.READY)
         member.since = self._clock()
         self._note_size(member, ready.rss_bytes)
@@ -285,13 +293,12 @@ class WorkerPool:
         self.seats[member.seat].ended(cause, lasted=was_ready and member.lasted(self._clock()))
         pid = member.child.pid if member.child is not None else 0
         batches = ",".join(map(str, member.taken)) or "none"
-        log.error(
-            "w%d of %s (pid %d) ended: %s; batches in flight: %s", member.seat, self.model.name, pid, cause, batches
-        )
+        text = "w%d of %s (pid %d) ended: %s; batches in flight: %s"
+        log.log(self._trouble, text, member.seat, self.model.name, pid, cause, batches)
 
     def _not_started(self, seat: int, cause: str) -> None:
         """There is not even a process to start on this seat."""
-        log.error("w%d of %s: %s", seat, self.model.name, cause)
+        log.log(self._trouble, "w%d of %s: %s", seat, self.model.name, cause)
         self.first_error = self.first_error or cause
         self.seats[seat].ended(cause, lasted=False)
         self.changed.set()
@@ -301,8 +308,10 @@ class WorkerPool:
         if self._stopping:
             return
         pause_s = self.seats[seat].next_life(was_ready=was_ready)
-        log.info("w%d of %s: next start in %.2f s", seat, self.model.name, pause_s)
+        log.log(min(self._trouble, logging.INFO), "w%d of %s: next start in %.2f s", seat, self.model.name, pause_s)
         self._loop.call_later(pause_s, self._start_member, seat)
+        if self.failing and self.listener is not None:
+            self.listener.on_no_hope()
 
     # Watching ------------------------------------------------------------------------------------------------------
 

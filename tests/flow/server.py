@@ -22,11 +22,23 @@ GRPC_LINE = re.compile(r"^gRPC on .*:(\d+)$", re.MULTILINE)
 
 
 class Server:
-    """One server process; `with Server("simulated:null") as server` waits until it is ready and ends it after."""
+    """One server process; `with Server("simulated:null") as server` waits until it is ready and ends it after.
+
+    `prefix` is a command that runs the server in its own place (by exec), such as `taskset`. With `stderr` its log goes
+    to that descriptor, and `err` stays empty.
+    """
 
     def __init__(
-        self, *models: str, options: Sequence[str] = (), config: str = "", env: dict[str, str] | None = None
+        self,
+        *models: str,
+        options: Sequence[str] = (),
+        config: str = "",
+        env: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        stderr: int = subprocess.PIPE,
     ) -> None:
+        self._stderr = stderr
+        self._prefix = prefix
         self._arguments = [*models, "--port", "0", *options]
         self._config = config
         self._env = env or {}
@@ -51,13 +63,15 @@ class Server:
             path.write_text(self._config)
             arguments += ["--config", str(path)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hybrid", "serve", *arguments],
+            [*self._prefix, sys.executable, "-m", "hybrid", "serve", *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._stderr,
             text=True,
             env=os.environ | self._env,
         )
         for stream, name in ((self.process.stdout, "out"), (self.process.stderr, "err")):
+            if stream is None:
+                continue
             reader = threading.Thread(target=self._read, args=(stream, name), daemon=True)
             reader.start()
             self._readers.append(reader)
