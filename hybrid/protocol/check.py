@@ -50,7 +50,11 @@ def check_inputs(request: InferRequest, specs: Sequence[TensorSpec], outputs: Se
 
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    return all(want in (-1, size) for size, want in zip(shape[1:], expected[1:], strict=True))
+    # A loop and not `all(...)`: a generator per input costs more than the rest of the check.
+    for axis in range(1, len(expected)):
+        if expected[axis] not in (-1, shape[axis]):
+            return False
+    return True
 
 
 def _shape_fault(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:

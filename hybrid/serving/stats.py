@@ -15,10 +15,10 @@ def model_stats(model: ServedModel) -> bytes:
     stats = {
         "success": _duration(tally.e2e),
         "fail": {"count": failed, "ns": 0},
-        "queue": _duration(tally.queue),
-        "compute_input": _duration(tally.copy),
-        "compute_infer": _duration(tally.compute),
-        "compute_output": _duration(tally.post),
+        "queue": _duration(tally.histogram("queue")),
+        "compute_input": _duration(tally.histogram("copy")),
+        "compute_infer": _duration(tally.histogram("compute")),
+        "compute_output": _duration(tally.histogram("post")),
     }
     entry = {
         "name": model.name,

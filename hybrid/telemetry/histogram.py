@@ -5,8 +5,9 @@ from counts; they are never averaged or merged themselves, because that gives nu
 """
 
 from math import ceil, isfinite, log2, sqrt
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from msgspec import Struct
 
 PER_OCTAVE: Final = 16
@@ -72,6 +73,19 @@ class Histogram:
             self.sum_s += seconds
         else:
             self._observe_outside(seconds)
+
+    def observe_many(self, seconds: np.ndarray[Any, Any]) -> None:
+        """Count many durations at once (float64 [n]); each is treated as `observe` treats it."""
+        clean = np.nan_to_num(np.asarray(seconds, np.float64), nan=0.0, posinf=_LONGEST_S, neginf=0.0)
+        clean = np.clip(clean, 0.0, _LONGEST_S)
+        index = (np.log2(np.clip(clean, _LOW_S, _HIGH_S)) * PER_OCTAVE + _OFFSET).astype(np.intp)
+        index[clean <= _LOW_S] = 0
+        index[clean == _HIGH_S] = OVERFLOW - 1
+        index[clean > _HIGH_S] = OVERFLOW
+        counts = self._counts
+        for bucket, n in zip(*np.unique(index, return_counts=True), strict=True):
+            counts[bucket] += int(n)
+        self.sum_s += float(clean.sum())
 
     def merge(self, other: "Histogram") -> None:
         """Add everything `other` has counted."""

@@ -1,6 +1,8 @@
+import itertools
 import math
 from bisect import bisect_left
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +96,18 @@ def test_an_empty_histogram_has_no_percentile():
 def test_a_percentile_is_a_fraction(q):
     with pytest.raises(ValueError, match="fraction"):
         Histogram().percentile(q)
+
+
+@given(st.lists(anything, max_size=200))
+def test_counting_many_at_once_equals_counting_one_by_one(values):
+    one, many = filled(values), Histogram()
+    many.observe_many(np.array(values, np.float64))
+    assert many.count == one.count
+    assert many.sum_s == pytest.approx(one.sum_s)
+
+
+def test_counting_many_agrees_in_the_middle_of_every_bucket():
+    middles = [math.sqrt(low * high) for low, high in itertools.pairwise(EDGES_S)]
+    many = Histogram()
+    many.observe_many(np.array(middles))
+    assert many.sparse().buckets == filled(middles).sparse().buckets
