@@ -225,6 +225,7 @@ class WorkerPool:
             lambda cause: self._on_gone(member, cause),
             self._loop,
         )
+        member.child.on_deaf = lambda: self._on_deaf(member)
         descriptors = [fd for slot in start.slots for fd in (slot.inputs, slot.outputs)]
         environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         try:
@@ -283,6 +284,11 @@ class WorkerPool:
             self._restart(member.seat, was_ready=state is MemberState.READY)
         elif state is MemberState.STARTING:
             self.seats[member.seat].successor_failed(self._clock())
+
+    def _on_deaf(self, member: Member) -> None:
+        """It is about to be gone: a batch that it got now would count as lost by it, without having been run."""
+        if member.state is MemberState.READY and self.listener is not None:
+            self.listener.on_worker_retired(member.id)
 
     def _note_end(self, member: Member, cause: str, state: MemberState) -> None:
         label = "start failed" if member.start_error else cause

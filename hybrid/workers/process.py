@@ -20,6 +20,7 @@ from hybrid.workers import wire
 from hybrid.workers.wire import PeerGone
 
 _REAP_EVERY_S = 0.005
+_REAP_GRACE_S = 0.5  # from the end of its stream to its own end: killing it in between would hide why it ended
 
 
 class ChildProcess:
@@ -38,12 +39,14 @@ class ChildProcess:
         self.rss_bytes = 0
         self.cpu_s = 0.0
         self.allocated_bytes: int | None = None
+        self.on_deaf: Callable[[], None] | None = None  # told when its stream has ended, before the process is gone
         self._on_event = on_event
         self._on_gone = on_gone
         self._loop = loop
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._log: WorkerLogChannel | None = None
+        self._kill_at = 0.0
         self._cause = ""
 
     def spawn(
@@ -140,6 +143,9 @@ class ChildProcess:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+            self._kill_at = time.monotonic() + _REAP_GRACE_S
+            if self.on_deaf is not None:
+                self.on_deaf()
         self._reap()
 
     def _reap(self) -> None:
@@ -149,7 +155,8 @@ class ChildProcess:
             return
         code = process.poll()
         if code is None:
-            process.kill()  # closed its socket but lives: it can do no more work
+            if time.monotonic() >= self._kill_at:
+                process.kill()  # closed its socket but lives: it can do no more work
             self._loop.call_later(_REAP_EVERY_S, self._reap)
             return
         self._process = None
