@@ -15,17 +15,21 @@ import msgspec
 from msgspec import Struct
 
 from hybrid.clock import MonotonicClock
-from hybrid.config import ModelSettings, ServerSettings
+from hybrid.config import ServerSettings
 from hybrid.errors import StartupError
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.handler import Handler
 from hybrid.frontend.http import HttpServer
+from hybrid.frontend.models_api import ModelsApi
 from hybrid.frontend.ops import Operations
 from hybrid.observe import Observer
 from hybrid.planner.explain import plan_json
-from hybrid.planner.prepare import Prepared
+from hybrid.serving.manager import Manager, Tools
 from hybrid.serving.model import ServedModel
+from hybrid.serving.opening import Opening, PlanFor
 from hybrid.serving.repository import Repository
+from hybrid.serving.sources import ModelSources
+from hybrid.serving.watch import watch
 from hybrid.telemetry.logs import LogHub
 from hybrid.telemetry.metrics import render
 
@@ -47,11 +51,14 @@ class ForcedExit(StartupError):
 
 
 class Blueprint(Struct, frozen=True):
-    """What to build: settings, models and their plans, in the same order."""
+    """What to build: settings, where models come from, what the server starts with, and how later ones are planned."""
 
     server: ServerSettings
-    models: tuple[ModelSettings, ...]
-    prepared: Prepared
+    sources: ModelSources
+    opening: Opening
+    plan: PlanFor
+    poll_s: float = 0.0
+    strict: bool = False
 
 
 class App:
@@ -66,6 +73,8 @@ class App:
         self._signalled, self._forced = asyncio.Event(), asyncio.Event()
         self.port = 0
         self.grpc_port: int | None = None
+        self._lag_timer: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Future[None] | None = None
 
     async def run(self, on_ready: OnReady) -> None:
         """Serve until SIGTERM or SIGINT; `on_ready` is called with the ports once every model is warm.
@@ -83,8 +92,6 @@ class App:
             self.port = await self._http.start(server.host, server.port, server.tls)
             if self._grpc is not None:
                 self.grpc_port = await self._grpc.start(server.host, grpc_port(server), server.tls)
-            for model in self._repository:
-                model.start()
             self._probe_lag()
             if await _before(self._signalled, self._wait_ready()):
                 on_ready(self.port, self.grpc_port)
@@ -100,12 +107,9 @@ class App:
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         blueprint = self._blueprint
-        models = [
-            ServedModel(settings, plan, self._hub, loop, self._clock)
-            for settings, plan in zip(blueprint.models, blueprint.prepared.plans, strict=True)
-        ]
         self._loop = loop
-        self._repository = Repository(models)
+        self._repository = Repository()
+        self._manager = self._make_manager(loop)
         operations = Operations(
             snapshot=lambda: self._observer.encoded(),
             metrics=lambda: render(self._observer.snapshot()),
@@ -114,13 +118,34 @@ class App:
         )
         self._operations = operations
         admission, limits = Admission(blueprint.server), blueprint.server.http
-        self._handler = Handler(self._repository, admission, operations, loop)
+        models_api = ModelsApi(self._manager, admission, loop)
+        self._handler = Handler(self._repository, admission, models_api, operations, loop)
         self._http = HttpServer(self._handler, limits)
-        self._grpc = _grpc_server(blueprint.server, self._repository, admission, loop)
-        machine = blueprint.prepared.machine
+        self._grpc = _grpc_server(blueprint.server, self._repository, self._manager, admission)
+        machine = blueprint.opening.prepared.machine
         self._observer = Observer(
-            self._repository, self._http, machine, lambda: (self._state, self._why), self._inflight, self._clock
+            self._repository,
+            self._manager,
+            self._http,
+            machine,
+            lambda: (self._state, self._why),
+            self._inflight,
+            self._clock,
         )
+
+    def _make_manager(self, loop: asyncio.AbstractEventLoop) -> Manager:
+        blueprint, hub, clock = self._blueprint, self._hub, self._clock
+        tools = Tools(
+            plan=lambda models: blueprint.plan(models).plans,
+            make=lambda settings, plan, counters: ServedModel(settings, plan, hub, loop, clock, counters),
+            clock=clock,
+            settled=_tidy,
+            drain_timeout_s=blueprint.server.drain_timeout_s,
+        )
+        manager = Manager(blueprint.sources, self._repository, tools)
+        opening = blueprint.opening
+        manager.begin(list(zip(opening.models, opening.prepared.plans, strict=True)), opening.broken)
+        return manager
 
     def _encoded_plan(self) -> bytes:
         return msgspec.json.encode([plan_json(model.plan) for model in self._repository])
@@ -128,12 +153,12 @@ class App:
     # Life ----------------------------------------------------------------------------------------------------------
 
     async def _wait_ready(self) -> None:
-        await asyncio.gather(*(model.wait_ready() for model in self._repository))
-        # A request leaves no reference cycle behind, so the collector need not look often, nor at what stays for good.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
+        blueprint = self._blueprint
+        await self._manager.start_all(blueprint.opening.stamps, blueprint.strict)
+        _tidy()
         self._state, self._why = "ready", ""
+        if blueprint.poll_s:
+            self._watching = asyncio.ensure_future(watch(self._manager, blueprint.sources, blueprint.poll_s))
 
     def _on_signal(self, number: signal.Signals) -> None:
         (self._forced if self._signals else self._signalled).set()
@@ -147,6 +172,7 @@ class App:
         if self._grpc is not None:
             self._grpc.service.leaving = True
         log.info("%s: draining, at most %g s", self._signals[0], server.drain_delay_s + server.drain_timeout_s)
+        await self._stop_changes()
         if was_ready:  # else nobody sends anything yet
             await asyncio.sleep(server.drain_delay_s)
         self._handler.draining = True
@@ -156,19 +182,24 @@ class App:
         self._http.begin_drain()
         self._operations.close()
         ends_at = self._clock() + server.drain_timeout_s
-        for model in self._repository:
-            model.drain()
+        self._manager.drain()
         # Polled, because an event would have to be set on the hot path.
         while self._inflight() and self._clock() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         late = self._inflight()
         grace_s = 0.0 if late else _STOP_PROCESSES_S
-        await asyncio.gather(*(model.stop(grace_s) for model in self._repository))
+        await self._manager.stop(grace_s)
         await asyncio.gather(self._http.close(0.5), *([self._grpc.close(0.5)] if self._grpc is not None else ()))
         self._state = "stopped"
         if late:
             limit = f"drain_timeout_s = {server.drain_timeout_s:g}"
             raise ForcedExit(f"{late} requests were not done when the time for draining was over ({limit})")
+
+    async def _stop_changes(self) -> None:
+        """Let the served models stay as they are; a load that is under way is given up."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._manager.close()
 
     def _inflight(self) -> int:
         return self._http.stats().inflight + (self._grpc.inflight if self._grpc is not None else 0)
@@ -179,11 +210,10 @@ class App:
         if self._grpc is not None:
             await self._grpc.close(0.0)
         self._handler.close()
-        await asyncio.gather(*(model.stop(0.0) for model in self._repository))
+        await self._stop_changes()
+        await self._manager.stop(0.0)
         if self._lag_timer is not None:
             self._lag_timer.cancel()
-
-    _lag_timer: asyncio.TimerHandle | None = None
 
     def _probe_lag(self, due: float = 0.0) -> None:
         now = self._clock()
@@ -192,8 +222,19 @@ class App:
         self._lag_timer = self._loop.call_later(_LAG_PROBE_S, self._probe_lag, now + _LAG_PROBE_S)
 
 
+def _tidy() -> None:
+    """Collect what models have left that are gone, and have the collector look seldom, and never at what stays.
+
+    A request leaves no reference cycle behind.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
 def _grpc_server(
-    server: ServerSettings, repository: Repository, admission: Admission, loop: asyncio.AbstractEventLoop
+    server: ServerSettings, repository: Repository, manager: Manager, admission: Admission
 ) -> "GrpcServer | None":
     if grpc_port(server) < 0:
         return None
@@ -201,7 +242,7 @@ def _grpc_server(
     from hybrid.frontend.grpc import GrpcServer
     from hybrid.frontend.grpc_service import Service
 
-    return GrpcServer(Service(repository, admission, loop, server.http.max_body_bytes), server.http)
+    return GrpcServer(Service(repository, manager, admission, server.http.max_body_bytes), server.http)
 
 
 async def _before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:

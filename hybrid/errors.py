@@ -18,6 +18,7 @@
     │   ├── OutOfMemory              500  RESOURCE_EXHAUSTED
     │   ├── WorkerLost               500  UNAVAILABLE          (its batch died more than once)
     │   └── OutputInvalid            500  INTERNAL             (row counts, non-finite JSON)
+    ├── LoadFailed                   500  INTERNAL             (what was served before still is)
     ├── NotReady                     503  UNAVAILABLE          (starting, draining, no worker)
     ├── DeadlineExceeded             504  DEADLINE_EXCEEDED
     └── StartupError                 500  INTERNAL             exit 1
@@ -175,6 +176,10 @@ class WorkerLost(InferenceFailed):
 
 class OutputInvalid(InferenceFailed):
     """The engine returned something that cannot be handed out (row count, non-finite numbers in JSON)."""
+
+
+class LoadFailed(HybridError):
+    """A model could not be loaded or loaded again; what was served before still is."""
 
 
 class NotReady(HybridError):

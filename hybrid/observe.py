@@ -8,13 +8,15 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from hybrid import __version__
 from hybrid.batching.queue import Lane, LaneCounters
 from hybrid.facts import MachineFacts
 from hybrid.frontend.http import HttpServer
+from hybrid.serving.counters import Counters
+from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
 from hybrid.telemetry import snapshot as snap
@@ -36,6 +38,7 @@ class Observer:
     def __init__(
         self,
         repository: Repository,
+        manager: Manager,
         http: HttpServer,
         machine: MachineFacts,
         state: Callable[[], tuple[str, str]],
@@ -44,6 +47,7 @@ class Observer:
     ) -> None:
         self.loop_lag = Histogram()
         self._repository = repository
+        self._manager = manager
         self._http = http
         self._state = state
         self._inflight = inflight
@@ -72,7 +76,7 @@ class Observer:
             state_why=why,
             host=sample.host,
             front=self._front(),
-            models=tuple(_model(model, now) for model in self._repository),
+            models=tuple(self._models(now)),
             workers=tuple(worker for model in self._repository for worker in _workers(model, now)),
             memory=self._memory(sample),
             absent=sample.absent | _ABSENT,
@@ -85,32 +89,41 @@ class Observer:
         self._last_bytes = len(data)
         return data
 
+    def _models(self, now: float) -> Iterator[snap.Model]:
+        """Those that are served, then those that are not any more: what they counted must not vanish from the sums."""
+        yield from (_model(model, now) for model in self._repository)
+        served = {(model.name, model.version) for model in self._repository}
+        for name, version, counters in self._manager.ledger.others(served):
+            yield _gone(name, version, counters)
+
     def _pids(self) -> dict[str, int]:
         pids = {"server": os.getpid()}
-        for model in self._repository:
+        for model, part in self._manager.alive():
             for member in model.pool.members.values():
                 if member.child is not None:
-                    pids[_owner(model, member)] = member.child.pid
+                    pids[_owner(model, member, part)] = member.child.pid
             if model.preprocess is not None:
                 for index, process in enumerate(model.preprocess.stats().members):
-                    pids[f"p{index} {model.name}"] = process.pid
+                    pids[f"p{index} {_label(model, part)}"] = process.pid
         return pids
 
     def _front(self) -> snap.Front:
         http = self._http.stats()
-        pools = [model.preprocess.stats() for model in self._repository if model.preprocess is not None]
+        models = [model for model, _ in self._manager.alive()]
+        pools = [model.preprocess.stats() for model in models if model.preprocess is not None]
+        ledger = self._manager.ledger
         return snap.Front(
             inflight=self._inflight(),
             conns=http.connections,
             loop_lag=self.loop_lag.sparse(),
-            pre_busy_s=sum(pool.busy_s for pool in pools),
+            pre_busy_s=ledger.preprocess_busy_s + sum(pool.busy_s for pool in pools),
             pre_threads=sum(pool.ready for pool in pools),
             pre_queue=sum(pool.queued_items for pool in pools),
-            pre_items_n=sum(pool.items_n for pool in pools),
-            pre_rejected_n=sum(pool.failed_n for pool in pools),
-            pre_late_n=sum(pool.timeouts_n for pool in pools),
-            bytes_queued=http.body_bytes + sum(model.scheduler.state.held_bytes for model in self._repository),
-            outcomes=_sum_outcomes([model.tally.outcomes() for model in self._repository]),
+            pre_items_n=ledger.preprocess_items_n + sum(pool.items_n for pool in pools),
+            pre_rejected_n=ledger.preprocess_failed_n + sum(pool.failed_n for pool in pools),
+            pre_late_n=ledger.preprocess_timeouts_n + sum(pool.timeouts_n for pool in pools),
+            bytes_queued=http.body_bytes + sum(model.scheduler.state.held_bytes for model in models),
+            outcomes=_sum_outcomes([counters.tally.outcomes() for counters in ledger]),
             http=snap.Http(
                 requests_n=http.requests_n,
                 disconnects_n=http.disconnects_n,
@@ -126,9 +139,16 @@ class Observer:
         return tuple(snap.Mem(owner=p.owner, role=roles[p.owner[0]], now=p.rss) for p in sample.processes)
 
 
-def _owner(model: ServedModel, member: Member) -> str:
-    suffix = " (next)" if member.state is MemberState.STARTING and model.pool.ready else ""
-    return f"w{member.seat} {model.name}{suffix}"
+def _owner(model: ServedModel, member: Member, part: str) -> str:
+    if not part and member.state is MemberState.STARTING and model.pool.ready:
+        part = "next"
+    return f"w{member.seat} {_label(model, part)}"
+
+
+def _label(model: ServedModel, part: str) -> str:
+    """Name a part of a model; the latest version goes by the name alone, and `part` tells apart what comes and goes."""
+    version = "" if model.version == "1" else f" version {model.version}"
+    return f"{model.name}{version}{f' ({part})' if part else ''}"
 
 
 def _sum_outcomes(parts: list[snap.Outcomes]) -> snap.Outcomes:
@@ -157,8 +177,23 @@ def _model(model: ServedModel, now: float) -> snap.Model:
             threads=plan.threads_per_instance,
             device=plan.device,
         ),
-        restarts_n=sum(seat.restarts_n for seat in model.pool.seats),
-        worker_ends=tuple(snap.WorkerEnds(cause, n) for cause, n in sorted(model.pool.ends.items())),
+        restarts_n=sum(seat.restarts_n for seat in model.pool.counts.seats),
+        worker_ends=tuple(snap.WorkerEnds(cause, n) for cause, n in sorted(model.pool.counts.ends.items())),
+    )
+
+
+def _gone(name: str, version: str, counters: Counters) -> snap.Model:
+    pool, tally = counters.pool, counters.tally
+    return snap.Model(
+        name=name,
+        version=version,
+        state="unloaded",
+        outcomes=tally.outcomes(),
+        e2e=tally.e2e.sparse(),
+        stages=tally.stages(),
+        classes=tuple(_size_class(key, counts, [], 0, 0.0) for key, counts in counters.classes.items()),
+        restarts_n=sum(seat.restarts_n for seat in pool.seats),
+        worker_ends=tuple(snap.WorkerEnds(cause, n) for cause, n in sorted(pool.ends.items())),
     )
 
 
@@ -208,7 +243,7 @@ def _worker(model: ServedModel, seat: int, member: Member | None, now: float) ->
     child = member.child if member is not None else None
     running = next(iter(member.taken), None) if member is not None else None
     batch = model.scheduler.state.batches.get(running) if running is not None else None
-    record = pool.seats[seat]
+    counts = pool.seats[seat].counts
     return snap.Worker(
         id=f"w{seat}",
         model=model.name,
@@ -223,13 +258,13 @@ def _worker(model: ServedModel, seat: int, member: Member | None, now: float) ->
         batch_items=batch.rows if batch is not None else None,
         batch_age_s=now - batch.started_at if batch is not None else None,
         batch_pred_s=model.scheduler.state.predicted_s(batch) if batch is not None else None,
-        busy_s=record.busy_s,
+        busy_s=counts.busy_s,
         cpu_s=child.cpu_s if child is not None else None,
-        batches_n=record.batches_n,
-        items_n=record.rows_n,
+        batches_n=counts.batches_n,
+        items_n=counts.rows_n,
         rss=child.rss_bytes if child is not None else None,
-        restarts_n=record.restarts_n,
-        last_end=record.last_end,
+        restarts_n=counts.restarts_n,
+        last_end=pool.seats[seat].last_end,
     )
 
 

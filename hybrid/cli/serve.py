@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,13 +11,15 @@ import click
 from hybrid.app import Blueprint, overlong_deadlines
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
-from hybrid.config import Config
+from hybrid.config import Config, ServerSettings
 from hybrid.config_file import load_config
 from hybrid.errors import StartupError
-from hybrid.models.catalog import builtin_names, resolve
+from hybrid.models.catalog import builtin_names
 from hybrid.planner.explain import plan_table
 from hybrid.planner.prepare import plan_here
 from hybrid.planner.types import PlanOverrides
+from hybrid.serving.opening import Opening, open_sources
+from hybrid.serving.sources import ModelSources
 from hybrid.telemetry.logs import setup_logging
 
 
@@ -28,6 +32,19 @@ from hybrid.telemetry.logs import setup_logging
     "--grpc-port", type=int, default=None, help="Port for gRPC; 0 takes a free one, -1 none.  [default: 8001]"
 )
 @click.option("--config", "config_file", type=click.Path(path_type=Path), default=None, help="TOML file with settings.")
+@click.option("--repository", default=None, metavar="FOLDER", help="Serve the models in the sub-folders of FOLDER too.")
+@click.option(
+    "--repository-poll-s",
+    type=float,
+    default=None,
+    help="Look for changed model files this often.  [default: 0, never]",
+)
+@click.option(
+    "--repository-strict",
+    is_flag=True,
+    default=None,
+    help="A model of the repository that cannot start ends the server.",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
 @click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
@@ -44,12 +61,15 @@ def serve(
 ) -> None:
     """Serve each MODEL over HTTP and gRPC until SIGTERM or Ctrl-C.
 
-    A MODEL is a path to a model file or folder, or a name from `hybrid models`. Without MODEL, the built-in models
-    are served.
+    A MODEL is a path to a model file or folder, or a name from `hybrid models`. Without MODEL and repository, the
+    built-in models are served.
     """
     overrides = {
         "models": models or None,
         "profile": profile,
+        "repository": flags["repository"],
+        "repository_poll_s": flags["repository_poll_s"],
+        "repository_strict": flags["repository_strict"],
         "server.host": host,
         "server.port": port,
         "server.grpc_port": flags["grpc_port"],
@@ -70,13 +90,22 @@ def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
     return PlanOverrides(**{key: value for key, value in numbers.items() if value is not None})  # type: ignore[arg-type]
 
 
+def _warnings(server: ServerSettings, opening: Opening) -> Iterator[str]:
+    overlong = overlong_deadlines(server)
+    if overlong is not None:
+        yield overlong
+    for name, reason in opening.broken.items():
+        yield f"{name} is not served: {reason}"
+
+
 def _serve(config: Config, overrides: PlanOverrides) -> None:
-    models = tuple(resolve(name) for name in config.models or builtin_names())
-    prepared = plan_here(models, config.profile, overrides)
-    server = config.server
+    folder = Path(config.repository).expanduser() if config.repository else None
+    sources = ModelSources(config.models or (() if folder is not None else builtin_names()), folder)
+    plan = partial(plan_here, profile=config.profile, flags=overrides)
+    opening = open_sources(sources, plan, config.repository_strict)
+    server, prepared = config.server, opening.prepared
     click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
-    warning = overlong_deadlines(server)
-    if warning is not None:
+    for warning in _warnings(server, opening):
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
 
@@ -84,15 +113,20 @@ def _serve(config: Config, overrides: PlanOverrides) -> None:
         scheme = "https" if server.tls is not None else "http"
         host = f"[{server.host}]" if ":" in server.host else server.host
         base = f"{scheme}://{host}:{port}"
-        click.echo(f"\nready on {base}  (models: {', '.join(model.name for model in models)})")
+        names = ", ".join(dict.fromkeys(model.name for model in opening.models)) or "none yet"
+        click.echo(f"\nready on {base}  (models: {names})")
         if grpc_port is not None:
             click.echo(f"gRPC on {host}:{grpc_port}")
-        click.echo(f"try:\n  {curl_line(base, models[0], bool(server.api_keys))}")
+        if opening.models:
+            click.echo(f"try:\n  {curl_line(base, opening.models[0], bool(server.api_keys))}")
         sys.stdout.flush()
 
     hub = setup_logging(server.log_level, server.log_format)
     try:
-        run_server(Blueprint(server, models, prepared), hub, announce)
+        blueprint = Blueprint(
+            server, sources, opening, plan, poll_s=config.repository_poll_s, strict=config.repository_strict
+        )
+        run_server(blueprint, hub, announce)
     except OSError as error:
         raise StartupError(f"cannot start: {error}") from error
     finally:

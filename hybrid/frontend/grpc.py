@@ -10,12 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
 from hybrid.config import HttpLimits, TlsFiles
-from hybrid.errors import HybridError, StartupError
+from hybrid.errors import HybridError, NotReady, StartupError
 from hybrid.frontend.grpc_service import Call, Method, Result, Service
 from hybrid.frontend.listen import listening_sockets
 
@@ -109,6 +110,11 @@ class GrpcServer:
                 result: Result = await method(data, _call(context))
             except HybridError as error:
                 result = error
+            except asyncio.CancelledError:
+                if context.cancelled():
+                    raise
+                # Not by the client, so it waits; the library would send it nothing.
+                result = NotReady("the call was cancelled inside the server")
             except Exception:
                 log.exception("an error that nobody foresaw, in a gRPC call")
                 result = HybridError("an error inside the server that nobody foresaw; its log has more")
@@ -126,7 +132,8 @@ def _call(context: Any) -> Call:
         key.encode(): value if isinstance(value, bytes) else value.encode()
         for key, value in context.invocation_metadata() or ()
     }
-    return Call(metadata, now, float("inf") if remaining is None else now + remaining)
+    peer = unquote(context.peer().partition(":")[2])  # "ipv4:127.0.0.1:1234", "ipv6:%5B::1%5D:1234"
+    return Call(metadata, now, float("inf") if remaining is None else now + remaining, peer)
 
 
 def _fail(context: Any, error: HybridError) -> bytes:

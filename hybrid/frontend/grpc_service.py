@@ -13,16 +13,17 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from hybrid import __version__
-from hybrid.errors import ClientGone, DeadlineExceeded, HybridError, MethodNotAllowed, NotReady, TooLarge
+from hybrid.errors import ClientGone, DeadlineExceeded, HybridError, NotReady, TooLarge
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.decoding import HEAVY_BYTES, LargeBodies
+from hybrid.frontend.models_api import refuse_overrides
 from hybrid.messages import InferRequest, InferResponse
 from hybrid.protocol import oip_grpc, oip_grpc_meta
 from hybrid.protocol.grpc import grpc_predict_v2_pb2 as pb
 from hybrid.serving.inference import Answer, Inference
+from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
-from hybrid.serving.stats import index_entry
 
 _T = TypeVar("_T")
 
@@ -32,11 +33,15 @@ _DEADLINE_SLACK_S: Final = 0.02
 
 
 class Call(Struct, frozen=True, gc=False):
-    """What is known of a call besides its message. Times are monotonic seconds; without a deadline it is inf."""
+    """What is known of a call besides its message. Times are monotonic seconds; without a deadline it is inf.
+
+    `peer` is the address of the client, with its port.
+    """
 
     metadata: Mapping[bytes, bytes]
     received_at: float
     deadline: float
+    peer: str = ""
 
 
 Result = bytes | HybridError
@@ -46,14 +51,13 @@ Method = Callable[[bytes, Call], Awaitable[Result]]
 class Service:
     """The methods of `inference.GRPCInferenceService`."""
 
-    def __init__(
-        self, repository: Repository, admission: Admission, loop: asyncio.AbstractEventLoop, max_answer_bytes: int
-    ) -> None:
+    def __init__(self, repository: Repository, manager: Manager, admission: Admission, max_answer_bytes: int) -> None:
         self.leaving = False  # not ready any more, but whoever still comes is served
         self.draining = False  # new requests are refused
         self._repository = repository
+        self._manager = manager
         self._admission = admission
-        self._loop = loop
+        self._loop = loop = asyncio.get_running_loop()
         self._max_answer_bytes = max_answer_bytes
         self._large = LargeBodies(loop)
 
@@ -67,8 +71,8 @@ class Service:
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._model_infer,
             "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._repository_change,
-            "RepositoryModelUnload": self._repository_change,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
 
     def close(self) -> None:
@@ -84,7 +88,7 @@ class Service:
         try:
             if self.draining:
                 raise NotReady("the server is draining and takes no new requests")
-            request = await self._decoded(message, len(data))
+            request = await self._decoded(model, message, len(data))
             if isinstance(request, HybridError):
                 model.tally.failed(request)
                 return request
@@ -99,12 +103,18 @@ class Service:
         answer = await self._answer(inference, model, deadline)
         return answer if isinstance(answer, HybridError) else self._encoded(model, request, answer, call.received_at)
 
-    async def _decoded(self, message: pb.ModelInferRequest, nbytes: int) -> InferRequest | HybridError:
+    async def _decoded(
+        self, model: ServedModel, message: pb.ModelInferRequest, nbytes: int
+    ) -> InferRequest | HybridError:
         if nbytes <= HEAVY_BYTES:
             return oip_grpc.decode_infer(message)
         done: asyncio.Future[InferRequest | HybridError] = self._loop.create_future()
         self._large.run(lambda: _decode(message), lambda decoded: _settle(done, decoded))
-        return await done
+        model.open_n += 1  # a reload meanwhile lets this model live until the request is done
+        try:
+            return await done
+        finally:
+            model.open_n -= 1
 
     def _deadline(self, call: Call, request: InferRequest) -> float:
         deadline = self._admission.deadline(call.received_at, request.timeout_s, call.metadata)
@@ -152,8 +162,8 @@ class Service:
 
     async def _model_ready(self, data: bytes, call: Call) -> Result:
         self._admission.authorise(call.metadata)
-        model = self._repository.get(*oip_grpc_meta.read_model(data))
-        return oip_grpc_meta.ready(model.ready and not self.leaving)
+        ready = self._repository.serves(*oip_grpc_meta.read_model(data))
+        return oip_grpc_meta.ready(ready and not self.leaving)
 
     async def _server_metadata(self, data: bytes, call: Call) -> Result:
         self._admission.authorise(call.metadata)
@@ -169,11 +179,22 @@ class Service:
     async def _repository_index(self, data: bytes, call: Call) -> Result:
         self._admission.authorise(call.metadata)
         ready_only = oip_grpc_meta.read_ready_only(data)
-        return oip_grpc_meta.index([index_entry(model) for model in self._repository if model.ready or not ready_only])
+        entries = await self._manager.index()
+        return oip_grpc_meta.index([entry for entry in entries if entry.state == "READY" or not ready_only])
 
-    async def _repository_change(self, data: bytes, call: Call) -> Result:
-        self._admission.authorise(call.metadata)
-        raise MethodNotAllowed("models are loaded when the server starts; this version loads and unloads none later")
+    async def _load(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise_admin(call.metadata, call.peer)
+        name, parameters = oip_grpc_meta.read_change(data)
+        refuse_overrides(parameters)
+        await self._manager.load(name)
+        return oip_grpc_meta.loaded(name)
+
+    async def _unload(self, data: bytes, call: Call) -> Result:
+        self._admission.authorise_admin(call.metadata, call.peer)
+        name, parameters = oip_grpc_meta.read_change(data)
+        refuse_overrides(parameters)
+        await self._manager.unload(name)
+        return oip_grpc_meta.unloaded(name)
 
 
 def _decode(message: pb.ModelInferRequest) -> InferRequest | HybridError:

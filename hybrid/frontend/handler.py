@@ -13,12 +13,12 @@ from hybrid.errors import BadRequest, ClientGone, HybridError, MethodNotAllowed,
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.decoding import HEAVY_ANSWER_BYTES, HEAVY_BYTES, LargeBodies
 from hybrid.frontend.exchange import Exchange
+from hybrid.frontend.models_api import ModelsApi
 from hybrid.frontend.ops import Operations
 from hybrid.messages import InferRequest, InferResponse
 from hybrid.protocol.oip_decode import decode_infer
 from hybrid.protocol.oip_encode import Encoded, encode_infer
 from hybrid.protocol.oip_meta import (
-    encode_index,
     encode_live,
     encode_metadata,
     encode_model_ready,
@@ -28,7 +28,7 @@ from hybrid.protocol.oip_meta import (
 from hybrid.serving.inference import Inference
 from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
-from hybrid.serving.stats import index_entry, model_stats
+from hybrid.serving.stats import model_stats
 
 _EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
 
@@ -37,19 +37,21 @@ class Handler:
     """Answers every exchange, at once or when its inference ends."""
 
     def __init__(
-        self, repository: Repository, admission: Admission, operations: Operations, loop: asyncio.AbstractEventLoop
+        self,
+        repository: Repository,
+        admission: Admission,
+        models_api: ModelsApi,
+        operations: Operations,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.leaving = False  # not ready any more, but whoever still comes is served
         self.draining = False  # new requests are refused
         self._repository = repository
         self._admission = admission
+        self._models_api = models_api
         self._operations = operations
-        self._infer_paths: dict[str, ServedModel] = {}
+        self._infer_paths = repository.infer_paths
         self._large = LargeBodies(loop)
-        for model in repository:
-            self._infer_paths[f"/v2/models/{model.name}/versions/{model.version}/infer"] = model
-            if repository.get(model.name) is model:
-                self._infer_paths[f"/v2/models/{model.name}/infer"] = model
 
     def __call__(self, exchange: Exchange) -> None:
         """Take an exchange; it is answered exactly once, now or later."""
@@ -85,6 +87,7 @@ class Handler:
         if decoded is not None:
             self._infer(exchange, model, decoded, time.monotonic() - began)
         else:
+            model.open_n += 1  # a reload meanwhile lets this model live until the request is done
             self._large.decode(
                 exchange.body, length, lambda late: self._take_late(exchange, model, late, time.monotonic() - began)
             )
@@ -92,6 +95,7 @@ class Handler:
     def _take_late(
         self, exchange: Exchange, model: ServedModel, decoded: InferRequest | HybridError, parse_s: float
     ) -> None:
+        model.open_n -= 1
         if exchange.disconnected:
             model.tally.failed(ClientGone("the client left"))
         elif isinstance(decoded, HybridError):
@@ -137,15 +141,14 @@ class Handler:
         if segments[:2] == ["v2", "health"]:
             self._health(exchange, segments[2:])
             return
+        if self._models_api.handle(exchange, segments):
+            return
         self._admission.authorise(exchange.headers)
         if segments == ["v2"]:
             _expect(exchange, "GET")
             exchange.reply(200, encode_server_metadata("hybrid", __version__, _EXTENSIONS))
         elif segments[:2] == ["v2", "models"] and len(segments) > 2:
             self._model(exchange, segments[2], segments[3:])
-        elif segments == ["v2", "repository", "index"]:
-            _expect(exchange, "POST")
-            exchange.reply(200, encode_index([index_entry(model) for model in self._repository]))
         elif not self._operations.handle(exchange, segments):
             raise NotFound(f"no such path: {exchange.path[:200]}")
 
@@ -163,6 +166,11 @@ class Handler:
         version: str | None = None
         if rest[:1] == ["versions"] and len(rest) > 1:
             version, rest = rest[1], rest[2:]
+        if rest == ["ready"]:
+            _expect(exchange, "GET")
+            ready = self._repository.serves(name, version) and not self.leaving
+            exchange.reply(200 if ready else 503, encode_model_ready(name, ready))
+            return
         model = self._repository.get(name, version)
         if rest == ["infer"]:  # a percent-encoded spelling of a known path, or the wrong method
             _expect(exchange, "POST")
@@ -171,10 +179,6 @@ class Handler:
             _expect(exchange, "GET")
             versions = self._repository.versions(name) if version is None else [version]
             exchange.reply(200, encode_metadata(name, versions, model.public_signature()))
-        elif rest == ["ready"]:
-            _expect(exchange, "GET")
-            ready = model.ready and not self.leaving
-            exchange.reply(200 if ready else 503, encode_model_ready(name, ready))
         elif rest == ["stats"]:
             _expect(exchange, "GET")
             exchange.reply(200, model_stats(model))

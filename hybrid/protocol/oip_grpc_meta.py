@@ -38,6 +38,19 @@ def read_ready_only(data: bytes) -> bool:
         raise BadRequest(f"body: {len(data)} bytes are not a RepositoryIndexRequest") from error
 
 
+def read_change(data: bytes) -> tuple[str, tuple[str, ...]]:
+    """Read a `RepositoryModelLoadRequest` or `RepositoryModelUnloadRequest`: name, and names of the parameters.
+
+    Raises:
+        BadRequest: the bytes are no such message.
+    """
+    try:
+        message = pb.RepositoryModelLoadRequest.FromString(data)  # both have the same fields
+    except DecodeError as error:
+        raise BadRequest(f"body: {len(data)} bytes do not name a model to load or unload") from error
+    return message.model_name or message.repository_name, tuple(sorted(message.parameters))
+
+
 def live(value: bool) -> bytes:
     """Encode a `ServerLiveResponse`."""
     return _bytes(pb.ServerLiveResponse(live=value))
@@ -74,6 +87,16 @@ def index(entries: Sequence[IndexEntry]) -> bytes:
             models=[entry(name=e.name, version=e.version, state=e.state, reason=e.reason) for e in entries]
         )
     )
+
+
+def loaded(name: str) -> bytes:
+    """Encode a `RepositoryModelLoadResponse`, which is sent when it is done."""
+    return _bytes(pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True))
+
+
+def unloaded(name: str) -> bytes:
+    """Encode a `RepositoryModelUnloadResponse`, which is sent when it is done."""
+    return _bytes(pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True))
 
 
 def _spec(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

@@ -74,6 +74,7 @@ class Inference:
         self._deadline = deadline
         self._on_answer = on_answer
         model = self._model
+        model.open_n += 1
         try:
             if model.signature is None or not model.accepting:
                 raise self._not_ready()
@@ -84,14 +85,14 @@ class Inference:
             else:
                 self._prepare(encoded)
         except HybridError as error:
+            self._close()
             model.tally.failed(error)
             raise
 
     def cancel(self) -> None:
         """The client left: nothing more is computed for it that has not started."""
-        if self._on_answer is None:
+        if self._close() is None:
             return
-        self._on_answer = None
         if self._ticket is not None:
             self._model.scheduler.cancel(self._ticket)
         elif self._job is not None and self._model.preprocess is not None:
@@ -190,7 +191,7 @@ class Inference:
 
     def _on_done(self, ticket: Ticket) -> None:
         if ticket.outcome is Outcome.OK:
-            on_answer, self._on_answer = self._on_answer, None
+            on_answer = self._close()
             if on_answer is not None:
                 on_answer(self._response(ticket))
         else:
@@ -223,10 +224,17 @@ class Inference:
         return NotReady(f"model {self._model.name} is not ready: {why}")
 
     def _answer_error(self, error: HybridError) -> None:
-        on_answer, self._on_answer = self._on_answer, None
+        on_answer = self._close()
         if on_answer is not None:
             self._model.tally.failed(error)
             on_answer(error)
+
+    def _close(self) -> Callable[[Answer], None] | None:
+        """End the request for its model; return whom to tell, None when it has ended before."""
+        on_answer, self._on_answer = self._on_answer, None
+        if on_answer is not None:
+            self._model.open_n -= 1
+        return on_answer
 
 
 def lane_of(tensors: Sequence[Tensor], pad: dict[str, int], edges: Sequence[int], size: int) -> tuple[LaneKey, int]:

@@ -18,7 +18,7 @@ from hybrid.messages import Signature, TensorSpec
 from hybrid.planner.types import Plan
 from hybrid.preprocess.base import Preprocessor, build
 from hybrid.preprocess.pool import PreprocessPool
-from hybrid.serving.tally import Tally
+from hybrid.serving.counters import Counters
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.pool import WorkerPool
@@ -39,10 +39,14 @@ class ServedModel:
         hub: LogHub,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
+        counters: Counters | None = None,
     ) -> None:
         self.settings = settings
         self.plan = plan
-        self.tally = Tally()
+        self.counters = counters or Counters()
+        self.tally = self.counters.tally
+        self.open_n = 0  # requests that are bound to this very model and have no answer yet
+        self._stopping = False
         self._start_error = ""
         self.signature: Signature | None = None  # known once the first worker has loaded the model
         self.preprocessor: Preprocessor | None = None
@@ -51,9 +55,10 @@ class ServedModel:
             self.preprocess = PreprocessPool(
                 settings.name, settings.preprocess, max(1, plan.preprocess_processes), hub, loop, clock
             )
-        self.pool = WorkerPool(settings, plan, hub, loop, clock)
+        self.pool = WorkerPool(settings, plan, hub, loop, clock, self.counters.pool)
         pad = settings.batching.pad_inputs
         self.scheduler = Scheduler(policy_of(plan), self.pool, pad, loop, clock)
+        self.scheduler.state.lanes.classes = self.counters.classes
         self.scheduler.on_ready = self._on_ready
 
     @property
@@ -79,11 +84,13 @@ class ServedModel:
         """
         if self.ready:
             return True
-        return self.signature is not None and not self.pool.failing
+        return self.signature is not None and not self.pool.failing and not self._stopping
 
     @property
     def why_not_ready(self) -> str:
         """One sentence on what is missing; empty when ready."""
+        if self._stopping:
+            return "it was unloaded or replaced, or the server is shutting down"
         if self.pool.ready == 0:
             ends = [seat.last_end for seat in self.pool.seats if seat.last_end]
             return f"no warmed worker{': ' + ends[-1] if ends else ', still starting'}"
@@ -129,6 +136,7 @@ class ServedModel:
 
     async def stop(self, timeout_s: float) -> None:
         """Answer what is still open with 503 and end all processes; those that do not leave in time are killed."""
+        self._stopping = True
         self.scheduler.abandon()
         parts = [self.pool.stop(timeout_s)]
         if self.preprocess is not None:

@@ -76,7 +76,10 @@ class ModelSources:
         arguments = self._arguments.get(name)
         try:
             if arguments is None:
-                return from_folder(self._model_folder(name), name)
+                path = self._known_folder(name)
+                if not self._inside(path):
+                    raise ConfigError(f"{path}: leads out of the repository; expected a folder inside it")
+                return from_folder(path, name)
             found = tuple(settings for argument in arguments for settings in resolve_all(argument))
         except OSError as error:
             raise ConfigError(f"model {name}: cannot be read: {error}") from error
@@ -96,13 +99,9 @@ class ModelSources:
             NotFound: no model of this name.
             ConfigError: the repository cannot be read.
         """
-        arguments = self._arguments.get(name)
-        if arguments is None:
-            files = _files_below(self._model_folder(name))
-        else:
-            places = [place for argument in arguments if (place := place_of(argument)) is not None]
-            files = (file for place in places for file in _files_of(place))
-        return tuple(sorted(stamp for file in files if (stamp := _stamp_of(file)) is not None))
+        if name in self._arguments:
+            return self._stamp(name, None)
+        return self._stamp(name, self._known_folder(name))
 
     def stamps(self) -> dict[str, Stamp]:
         """Return the stamps of all models.
@@ -110,24 +109,28 @@ class ModelSources:
         Raises:
             ConfigError: the repository cannot be read.
         """
-        found = {}
-        for name in self.names():
-            try:
-                found[name] = self.stamp(name)
-            except NotFound:  # it was removed between two looks
-                continue
-        return found
+        named = {name: self._stamp(name, None) for name in self._arguments}
+        return named | {name: self._stamp(name, path) for name, path in self._folders().items()}
+
+    def _stamp(self, name: str, path: Path | None) -> Stamp:
+        if path is None:
+            places = [place for argument in self._arguments[name] if (place := place_of(argument)) is not None]
+            files = [file for place in places for file in _files_of(place)]
+        else:
+            files = list(_files_below(path)) if self._inside(path) else []
+        return tuple(sorted(stamp for file in files if (stamp := _stamp_of(file)) is not None))
 
     # Repository ----------------------------------------------------------------------------------------------------
 
-    def _model_folder(self, name: str) -> Path:
+    def _known_folder(self, name: str) -> Path:
         path = self._folders().get(name)
-        if path is None or self._folder is None:
+        if path is None:
             known = ", ".join(self.names()) or "none"
             raise NotFound(f"no model named {name!r} to load; there are: {known}")
-        if not path.resolve().is_relative_to(self._folder.resolve()):
-            raise ConfigError(f"{path}: leads out of the repository; expected a folder inside it")
         return path
+
+    def _inside(self, path: Path) -> bool:
+        return self._folder is not None and path.resolve().is_relative_to(self._folder.resolve())
 
     def _folders(self) -> dict[str, Path]:
         """Sub-folders that hold a model, by name."""

@@ -23,7 +23,7 @@ from hybrid.workers.arena import Slab, read_array
 from hybrid.workers.member import Member, MemberState, Taken
 from hybrid.workers.pack import Rows, pack_batch
 from hybrid.workers.process import ChildProcess
-from hybrid.workers.seat import Seat
+from hybrid.workers.seat import PoolCounts, Seat
 
 log = logging.getLogger("hybrid.workers")
 
@@ -82,13 +82,14 @@ class WorkerPool:
         hub: LogHub,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
+        counts: PoolCounts | None = None,
     ) -> None:
         self.model = model
         self.plan = plan
         self.listener: Listener | None = None
         self.members: dict[int, Member] = {}
-        self.seats = [Seat() for _ in range(plan.instances)]
-        self.ends: dict[str, int] = {}
+        self.counts = counts or PoolCounts()
+        self.seats = [Seat(self.counts.seat(index)) for index in range(plan.instances)]
         self.ready = 0  # how many warmed workers take batches; asked once per request, so it is kept and not counted
         self.first_error = ""  # why the first start failed; the server gives up on it
         self._trouble = logging.DEBUG  # until a worker was ready once, whoever waits for that reports `first_error`
@@ -292,7 +293,7 @@ class WorkerPool:
 
     def _note_end(self, member: Member, cause: str, state: MemberState) -> None:
         label = "start failed" if member.start_error else cause
-        self.ends[label] = self.ends.get(label, 0) + 1
+        self.counts.ends[label] = self.counts.ends.get(label, 0) + 1
         was_ready = state is MemberState.READY
         if not was_ready:
             self.first_error = self.first_error or cause
@@ -362,7 +363,7 @@ class WorkerPool:
             return
         name, limit = self.model.name, self.model.workers.rss_limit_bytes or 0
         log.warning("w%d of %s holds %d MiB, over its %d MiB: recycling", seat, name, rss >> 20, limit >> 20)
-        self.ends["recycled"] = self.ends.get("recycled", 0) + 1
+        self.counts.ends["recycled"] = self.counts.ends.get("recycled", 0) + 1
         self.seats[seat].last_end = f"recycled at {rss >> 20} MiB"
         self._start_member(seat)
 

@@ -10,16 +10,50 @@ _LAST_PAUSE_S: Final = 10.0
 _HOPELESS: Final = 4
 
 
-class Seat:
-    """The record of one seat. Counters never fall."""
+class SeatCounts:
+    """What is counted on one seat. Counts never fall; they outlive the pool, so that a reload starts none from 0."""
 
-    __slots__ = ("_failures", "_recycle_from", "batches_n", "busy_s", "last_end", "restarts_n", "rows_n")
+    __slots__ = ("batches_n", "busy_s", "restarts_n", "rows_n")
 
     def __init__(self) -> None:
         self.batches_n = 0
         self.rows_n = 0
         self.busy_s = 0.0
         self.restarts_n = 0
+
+
+class PoolCounts:
+    """What is counted of the workers of one model: per seat, and how often they ended, by cause."""
+
+    def __init__(self) -> None:
+        self.seats: list[SeatCounts] = []
+        self.ends: dict[str, int] = {}
+
+    def seat(self, index: int) -> SeatCounts:
+        """Return the counts of a seat, 0 for one that is new."""
+        while len(self.seats) <= index:
+            self.seats.append(SeatCounts())
+        return self.seats[index]
+
+    def take_over(self, other: "PoolCounts") -> None:
+        """Add what another one has counted, which then has counted nothing: the sum over both stays the same."""
+        for index, theirs in enumerate(other.seats):
+            ours = self.seat(index)
+            for name in SeatCounts.__slots__:
+                setattr(ours, name, getattr(ours, name) + getattr(theirs, name))
+                setattr(theirs, name, 0)
+        for cause, count in other.ends.items():
+            self.ends[cause] = self.ends.get(cause, 0) + count
+        other.ends.clear()
+
+
+class Seat:
+    """The record of one seat."""
+
+    __slots__ = ("_failures", "_recycle_from", "counts", "last_end")
+
+    def __init__(self, counts: SeatCounts | None = None) -> None:
+        self.counts = counts or SeatCounts()
         self.last_end = ""
         self._failures = 0  # lives in a row that were good for nothing
         self._recycle_from = 0.0
@@ -31,9 +65,10 @@ class Seat:
 
     def worked(self, rows: int, seconds: float) -> None:
         """Count a batch."""
-        self.batches_n += 1
-        self.rows_n += rows
-        self.busy_s += seconds
+        counts = self.counts
+        counts.batches_n += 1
+        counts.rows_n += rows
+        counts.busy_s += seconds
         self._failures = 0
 
     def ended(self, cause: str, *, lasted: bool) -> None:
@@ -48,7 +83,7 @@ class Seat:
         a broken model, so the pause starts with the third such life; one that cannot even start pauses from the
         first. It doubles with each.
         """
-        self.restarts_n += 1
+        self.counts.restarts_n += 1
         counted = self._failures - (2 if was_ready else 0)
         return 0.0 if counted <= 0 else min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(counted - 1, 10))
 

@@ -1,6 +1,6 @@
 """How long a seat stays empty after its worker has ended."""
 
-from hybrid.workers.seat import Seat
+from hybrid.workers.seat import PoolCounts, Seat
 
 
 def lives(seat, count, *, ready, lasted=False):
@@ -15,7 +15,7 @@ def test_what_cannot_start_pauses_from_the_first_time_and_ever_longer():
     seat = Seat()
     assert lives(seat, 8, ready=False) == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert lives(seat, 2000, ready=False)[-1] == 10.0
-    assert seat.restarts_n == 2008
+    assert seat.counts.restarts_n == 2008
 
 
 def test_what_was_ready_is_replaced_at_once_twice():
@@ -28,7 +28,7 @@ def test_a_life_that_was_worth_something_clears_the_record():
     assert seat.hopeless
     seat.worked(8, 0.5)
     assert not seat.hopeless
-    assert (seat.batches_n, seat.rows_n, seat.busy_s) == (1, 8, 0.5)
+    assert (seat.counts.batches_n, seat.counts.rows_n, seat.counts.busy_s) == (1, 8, 0.5)
     assert lives(seat, 5, ready=True, lasted=True) == [0.0] * 5
     assert not seat.hopeless
 
@@ -48,3 +48,22 @@ def test_a_failed_successor_holds_back_the_next():
     seat.successor_failed(100.0)
     assert not seat.may_recycle(109.9)
     assert seat.may_recycle(110.0)
+
+
+def test_a_new_pool_goes_on_counting_and_an_heir_adds_up():
+    counts = PoolCounts()
+    Seat(counts.seat(1)).worked(2, 0.5)
+    later = Seat(counts.seat(1))
+    later.worked(3, 0.25)
+    assert (later.counts.batches_n, later.counts.rows_n, later.counts.busy_s) == (2, 5, 0.75)
+    assert counts.seat(0).batches_n == 0
+    heir = PoolCounts()
+    Seat(heir.seat(0)).worked(1, 1.0)
+    counts.ends["killed by SIGKILL"] = 2
+    heir.take_over(counts)
+    assert [seat.rows_n for seat in heir.seats] == [1, 5]
+    assert heir.ends == {"killed by SIGKILL": 2}
+    assert [seat.rows_n for seat in counts.seats] == [0, 0]
+    later.worked(1, 0.0)
+    heir.take_over(counts)
+    assert heir.seat(1).rows_n == 6

@@ -36,7 +36,10 @@ FUNCTION_LINES_MEDIAN = 10
 CONTRACTS_OVER_ALL_MODULES = {
     "pure-batching": ("hybrid/batching", {"scheduler"}),
     "pure-planner": ("hybrid/planner", {"cgroups", "machine", "prepare", "profiles"}),
-    "frontend-wire": ("hybrid/frontend", {"admission", "decoding", "grpc", "grpc_service", "handler", "ops"}),
+    "frontend-wire": (
+        "hybrid/frontend",
+        {"admission", "decoding", "grpc", "grpc_service", "handler", "models_api", "ops"},
+    ),
 }
 
 #: The licence as published, without the empty line some copies begin with.
