@@ -131,6 +131,8 @@ class PreprocessSettings(Settings, frozen=True):
     queue_bytes: Positive = 256 * 1024 * 1024
 
 
+    on_timeout: Literal["reject", "downgrade"] = "reject"
+    cache_bytes: Count = 0  # of results; 0 keeps none
 class SimulatedSettings(Settings, frozen=True):
     """A simulated device. Latency of a batch of b rows: fixed_ms + per_row_ms*b + per_token_ms*tokens.
 

@@ -20,14 +20,19 @@ class PoisonList:
     def __bool__(self) -> bool:
         return bool(self._offences)
 
-    def remember(self, digest: bytes, now: float, *, grave: bool = False) -> None:
-        """Count an offence; a grave one (it killed a worker twice) is refused from now on."""
+    def remember(self, digest: bytes, now: float, offences: int = 1) -> None:
+        """Count offences of this content, on top of those that are not forgotten yet."""
         count, when = self._offences.pop(digest, (0, now))
         if now - when > self._ttl_s:
             count = 0
-        self._offences[digest] = (count + (self._after if grave else 1), now)
+        self._offences[digest] = (count + offences, now)
         while len(self._offences) > _KEEP:
             self._offences.popitem(last=False)
+
+    def acquit(self, digest: bytes) -> None:
+        """Forget content that has succeeded, unless it is refused already: something else broke its batch."""
+        if 0 < self._offences.get(digest, (0, 0.0))[0] < self._after:
+            del self._offences[digest]
 
     def refused(self, digest: bytes, now: float) -> bool:
         """Whether content with this digest is to be refused at `now`. Forgets what is older than the limit."""

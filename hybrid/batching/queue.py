@@ -54,9 +54,9 @@ class Ticket:
     """One admitted request. Owned by the state machine until it is answered; `on_done` is called by the driver."""
 
     __slots__ = (
-        "arrived", "batch_rows", "compute_s", "copy_s", "deadline", "failure", "failure_text", "id", "lane_key",
-        "nbytes", "on_done", "open_pieces", "outcome", "payload", "pieces", "post_s", "priority", "result", "rows",
-        "sent_at", "size",
+        "arrived", "batch_rows", "compute_s", "copy_s", "deadline", "digest", "failure", "failure_text", "id",
+        "lane_key", "nbytes", "on_done", "open_pieces", "outcome", "payload", "pieces", "post_s", "priority",
+        "result", "rows", "sent_at", "size", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +82,7 @@ class Ticket:
         self.on_done = on_done
         self.arrived = 0.0
         self.sent_at = 0.0
+        self.digest = b""  # of the payload, once there was a reason to compute it
         self.pieces: list[Piece] = []
         self.open_pieces = 0
         self.outcome: Outcome | None = None
@@ -104,14 +105,17 @@ class Ticket:
 class Piece:
     """Rows `start .. start+rows` of a ticket; the unit that is batched, bisected and retried."""
 
-    __slots__ = ("losses", "result", "rows", "start", "state", "ticket")
+    __slots__ = (
+        "lane_key", "losses", "offences", "result", "rows", "sequence", "size", "start", "state", "ticket",
+    )  # fmt: skip
 
     def __init__(self, ticket: Ticket, start: int, rows: int) -> None:
         self.ticket = ticket
         self.start = start
         self.rows = rows
         self.state = PieceState.QUEUED
-        self.losses = 0
+        self.losses = 0  # workers that ended while they ran it
+        self.offences = 0  # those of them in a row that ended by what they ran
         self.result: Any = None
 
     def halve(self) -> tuple["Piece", "Piece"]:
@@ -121,7 +125,7 @@ class Piece:
         second = Piece(ticket, self.start + first.rows, self.rows - first.rows)
         for half in (first, second):
             half.state = self.state
-            half.losses = self.losses
+            half.losses, half.offences = self.losses, self.offences
         at = ticket.pieces.index(self)
         ticket.pieces[at : at + 1] = [first, second]
         ticket.open_pieces += 1

@@ -23,6 +23,7 @@ from hybrid.workers import wire
 from hybrid.workers.arena import pack_raw
 from hybrid.workers.pool import BatchOrder, Output, WorkerPool
 
+from hybrid.workers.process import End
 log = logging.getLogger("hybrid.batching")
 
 Payload = tuple[Tensor, ...]
@@ -106,10 +107,10 @@ class Scheduler:
         """The worker takes no further batches."""
         self.state.worker_retired(worker)
 
-    def on_worker_lost(self, worker: int, cause: str) -> None:
+    def on_worker_lost(self, worker: int, end: End) -> None:
         """The worker is gone: what it ran is retried or fails, at once."""
-        for ticket in self.state.worker_lost(worker, self._clock()):
-            ticket.failure_text = f"{ticket.failure_text} ({cause})"
+        for ticket in self.state.worker_lost(worker, self._clock(), own=end.own):
+            ticket.failure_text = f"{ticket.failure_text} ({end.cause})"
             _finish(ticket)
         self._pump_soon()
 

@@ -77,7 +77,8 @@ class BatchState:
         if self.lanes.rows + ticket.rows > policy.queue_rows or self.held_bytes + ticket.nbytes > policy.queue_bytes:
             raise self._over_bounds(ticket)
         if self._fingerprint is not None and self._poison:
-            self._refuse_poison(self._fingerprint(ticket.payload), now)
+            ticket.digest = self._fingerprint(ticket.payload)
+            self._refuse_poison(ticket.digest, now)
         self._next_ticket += 1
         ticket.id = self._next_ticket
         ticket.arrived = now
@@ -123,8 +124,8 @@ class BatchState:
             worker.retired = True
             self._free.remove(worker)
 
-    def worker_lost(self, worker_id: int, now: float) -> list[Ticket]:
-        """The worker is gone. What it ran is retried one by one, batches that waited behind are sent as they were."""
+    def worker_lost(self, worker_id: int, now: float, *, own: bool) -> list[Ticket]:
+        """The worker is gone, by its `own` doing or not. What it ran is retried one by one, what waited as it was."""
         worker = self.workers.pop(worker_id, None)
         if worker is None:
             return []
@@ -135,7 +136,7 @@ class BatchState:
             if position:
                 self._isolate([self._still_wanted(batch, now)], now)
             else:
-                ended += self._after_loss(batch, now)
+                ended += self._after_loss(batch, now, own)
         return ended
 
     def complete(self, batch_id: int, seconds: float, now: float) -> list[Ticket]:
@@ -147,6 +148,8 @@ class BatchState:
         ended: list[Ticket] = []
         for piece in batch.pieces:
             self._move(piece, "finish", now)
+                if ticket.digest:
+                    self._poison.acquit(ticket.digest)
             ticket = piece.ticket
             if ticket.outcome is not None:
                 self._orphans -= 1
@@ -317,15 +320,17 @@ class BatchState:
                 self._orphans -= 1
         return wanted
 
-    def _after_loss(self, batch: Batch, now: float) -> list[Ticket]:
-        guilty: list[Piece] = []
+    def _after_loss(self, batch: Batch, now: float, own: bool) -> list[Ticket]:
+        twice: list[Piece] = []
         retry: list[Piece] = []
         for piece in self._still_wanted(batch, now):
             piece.losses += 1
-            (guilty if piece.losses > 1 else retry).append(piece)
+            # Whoever ends workers from outside may meet the same request twice: that says nothing about its content.
+            piece.offences = piece.offences + 1 if own else 0
+            (twice if piece.losses > 1 else retry).append(piece)
         self._isolate([[piece] for piece in retry], now)
         self.stats.lost_batches_n += 1
-        return self._fail_pieces(guilty, FailureKind.LOST, "the worker was lost twice while it ran this request", now)
+        return self._fail_pieces(twice, FailureKind.LOST, "the worker was lost twice while it ran this request", now)
 
     def _isolate(self, groups: list[list[Piece]], now: float) -> None:
         for group in groups:
@@ -343,8 +348,9 @@ class BatchState:
                 self._orphans -= 1
                 continue
             ticket.failure, ticket.failure_text = kind, text
-            if self._fingerprint is not None and kind is not FailureKind.OUTPUT:
-                self._poison.remember(self._fingerprint(ticket.payload), now, grave=kind is FailureKind.LOST)
+            offences = 0 if kind is FailureKind.OUTPUT else piece.offences if kind is FailureKind.LOST else 1
+            if self._fingerprint is not None and offences:
+                self._poison.remember(ticket.digest or self._fingerprint(ticket.payload), now, offences)
             self._close(ticket, Outcome.FAILED, now)
             ended.append(ticket)
         return ended

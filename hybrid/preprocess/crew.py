@@ -14,7 +14,7 @@ from hybrid.messages import Signature
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.member import Slot
-from hybrid.workers.process import ChildProcess
+from hybrid.workers.process import ChildProcess, End
 
 log = logging.getLogger("hybrid.preprocess")
 
@@ -60,7 +60,7 @@ class CrewListener(Protocol):
     def on_ending(self, member: Member) -> None:
         """The process is about to be ended and must get no further task."""
 
-    def on_gone(self, member: Member, cause: str) -> None:
+    def on_gone(self, member: Member, end: End) -> None:
         """The process does not exist any more; its slabs are still there until this returns."""
 
 
@@ -81,6 +81,7 @@ class Crew:
         self.first_error = ""
         self.changed = asyncio.Event()
         self.restarts_n = 0
+        self.ended_cpu_s = 0.0  # of processes that are gone, as of their last heartbeats
         self._settings = settings
         self._signature = Signature((), ())
         self._hub = hub
@@ -151,7 +152,7 @@ class Crew:
         member.child = ChildProcess(
             f"preprocess {self.model}",
             lambda event: self._on_event(member, event),
-            lambda cause: self._on_gone(member, cause),
+            lambda end: self._on_gone(member, end),
             self._loop,
         )
         slabs = member.slot.descriptors
@@ -162,7 +163,7 @@ class Crew:
             member.child.spawn("hybrid.preprocess.process", start, descriptors, environment, self._hub)
         except OSError as error:
             member.child = None
-            self._on_gone(member, f"cannot start a process: {error.strerror}")
+            self._on_gone(member, End(f"cannot start a process: {error.strerror}"))
 
     def _on_event(self, member: Member, event: Any) -> None:
         kind = type(event)
@@ -176,9 +177,11 @@ class Crew:
         elif kind is wire.StartFailed:
             member.start_error = event.text
 
-    def _on_gone(self, member: Member, cause: str) -> None:
+    def _on_gone(self, member: Member, end: End) -> None:
         del self.members[member.id]
-        cause = member.start_error or cause
+        cause = member.start_error or end.cause
+        if member.child is not None:
+            self.ended_cpu_s += member.child.cpu_s
         if not self._stopping:
             log.error("a preprocess process of %s ended: %s", self.model, cause)
             if not member.up:
@@ -187,7 +190,7 @@ class Crew:
             self._start_later()
         self._gone.set()
         self.changed.set()
-        self._listener.on_gone(member, cause)
+        self._listener.on_gone(member, End(cause, end.own))
         member.slot.close()
 
     def _start_failed(self, cause: str) -> None:

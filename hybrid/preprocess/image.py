@@ -17,12 +17,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from hybrid.config import ImageSettings
 from hybrid.errors import BadRequest, StartupError
 from hybrid.messages import DTYPES, Signature, Tensor, TensorSpec
-from hybrid.preprocess.base import Row, each_row
+from hybrid.preprocess.base import Row
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 _BILINEAR: Final = Image.Resampling.BILINEAR
+_WHOLE: Final = 0  # as a side: not smaller than it is
 _SIXTEEN_BIT: Final = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 
 
@@ -50,9 +51,21 @@ class ImagePreprocessor:
         Raises:
             BadRequest: no image, a truncated or broken one, too many pixels, or a pixel format without a meaning here.
         """
+        return self._row(item, _WHOLE)
+
+    def cheap_row(self, item: bytes) -> Row:
+        """Return `row` of the image at a size near the one that is wanted.
+
+        JPEG is decoded at that size, which costs a fraction. Other formats must be decoded whole; single pixels are
+        picked from them before anything else is done.
+        """
+        s = self._settings
+        return self._row(item, max(s.width, s.height, s.resize_to or 0))
+
+    def _row(self, item: bytes, side: int) -> Row:
         s = self._settings
         try:
-            picture = _resized(_to_rgb(_decoded(decode_item(item), s.max_pixels)), s)
+            picture = _resized(_to_rgb(_decoded(decode_item(item), s.max_pixels, side)), s)
             if s.jpeg_round_trip:
                 picture = _through_jpeg(picture)
         except MemoryError:
@@ -66,10 +79,6 @@ class ImagePreprocessor:
         if s.channels == "bgr":
             pixels = pixels[:, :, ::-1]
         return (np.ascontiguousarray(pixels if s.layout == "nhwc" else pixels.transpose(2, 0, 1)),)
-
-    def rows(self, items: Sequence[bytes]) -> list[Row | BadRequest]:
-        """Return `row` of each."""
-        return each_row(self, items)
 
     def assemble(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Stack and normalise: pixel * scale, minus mean, over std."""
@@ -122,8 +131,11 @@ def _from_base64(text: bytes) -> bytes | None:
         return None
 
 
-def _decoded(data: bytes, max_pixels: int) -> Image.Image:
-    """Open and decode the first frame, upright. The size is checked before any pixel is decoded."""
+def _decoded(data: bytes, max_pixels: int, side: int) -> Image.Image:
+    """Open and decode the first frame, upright. The size is checked before any pixel is decoded.
+
+    With a `side` the result may be smaller than the image, but no side of it gets smaller than that.
+    """
     with warnings.catch_warnings():
         # Doubtful metadata is Pillow's to warn about and ours to ignore, but a bomb stays an error at any depth.
         warnings.simplefilter("ignore")
@@ -135,7 +147,12 @@ def _decoded(data: bytes, max_pixels: int) -> Image.Image:
         width, height = picture.size
         if width * height > max_pixels:
             raise BadRequest(f"the image has {width} x {height} pixels; at most {max_pixels} are taken")
+        if side:
+            picture.draft(None, (side, side))
         picture.load()
+        factor = min(picture.size) // side if side else 1
+        if factor > 1:
+            picture = picture.resize((picture.width // factor, picture.height // factor), Image.Resampling.NEAREST)
         ImageOps.exif_transpose(picture, in_place=True)
         return picture
 

@@ -8,49 +8,26 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from msgspec import Struct
+import msgspec
 
 from hybrid.config import PreprocessSettings
 from hybrid.errors import HybridError, NotReady
 from hybrid.messages import Signature
 from hybrid.preprocess.base import Row
+from hybrid.preprocess.cache import RowCache
 from hybrid.preprocess.crew import SILENT_S, Crew, Member
 from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
+from hybrid.preprocess.stats import PreprocessStats, ProcessStats
 from hybrid.preprocess.tasks import TaskState
 from hybrid.preprocess.transfer import INLINE_BYTES, pack_items, unpack_rows
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
+from hybrid.workers.process import End
 
 _TICK_S: Final = 0.5
 _STALL_S: Final = 1.0  # a timer this late means that this process stood still, not its children
 _GRACE_S: Final = 0.25
 _TEXTS_PER_TASK: Final = 16
-
-
-class ProcessStats(Struct, frozen=True):
-    """One process as of its last heartbeat."""
-
-    pid: int
-    ready: bool
-    rss_bytes: int
-    cpu_s: float
-
-
-class PreprocessStats(Struct, frozen=True):
-    """The pool at one moment. `*_n` and `busy_s` count since start; `failed_n` rows include `timeouts_n`."""
-
-    processes: int
-    ready: int
-    busy: int
-    queued_items: int
-    queued_bytes: int
-    jobs_n: int
-    items_n: int
-    failed_n: int
-    timeouts_n: int
-    restarts_n: int
-    busy_s: float
-    members: tuple[ProcessStats, ...]
 
 
 class PreprocessPool:
@@ -68,6 +45,8 @@ class PreprocessPool:
         self.processes = processes
         self.state = TaskState(_limits(settings))
         self.crew = Crew(model, settings, hub, loop, clock, self)
+        salt = msgspec.json.encode(settings)
+        self._cache = RowCache(settings.cache_bytes, salt) if settings.cache_bytes else None
         self._loop = loop
         self._clock = clock
         self._stopping = False
@@ -112,6 +91,11 @@ class PreprocessPool:
     def stats(self) -> PreprocessStats:
         """Return what telemetry shows of this pool."""
         state = self.state
+        members = tuple(
+            ProcessStats(member.child.pid, member.ready, member.child.rss_bytes, member.child.cpu_s)
+            for member in self.crew.members.values()
+            if member.child is not None
+        )
         return PreprocessStats(
             processes=self.processes,
             ready=self.ready,
@@ -122,19 +106,20 @@ class PreprocessPool:
             items_n=state.items_n,
             failed_n=state.failed_n,
             timeouts_n=state.timeouts_n,
+            downgraded_n=state.downgraded_n,
             restarts_n=self.crew.restarts_n,
             busy_s=state.busy_s,
-            members=tuple(
-                ProcessStats(member.child.pid, member.ready, member.child.rss_bytes, member.child.cpu_s)
-                for member in self.crew.members.values()
-                if member.child is not None
-            ),
+            cpu_s=self.crew.ended_cpu_s + sum(member.cpu_s for member in members),
+            cache=self._cache.stats() if self._cache is not None else None,
+            members=members,
         )
 
     # Requests ------------------------------------------------------------------------------------------------------
 
     def submit(self, items: Sequence[bytes], deadline: float, on_done: Callable[[Prepared | HybridError], None]) -> Job:
-        """Queue the rows of a request. `on_done` is called exactly once, later, unless the job is cancelled first.
+        """Queue the rows of a request that are not in the cache.
+
+        `on_done` is called exactly once, later, unless the job is cancelled first.
 
         Raises:
             BadRequest: no rows.
@@ -144,7 +129,11 @@ class PreprocessPool:
         """
         if self._stopping:
             raise NotReady("the server is shutting down")
-        job = Job(items, deadline, on_done)
+        job = self._job(items, deadline, on_done)
+        if items and not job.todo:
+            job.closed, job.outcome = True, Prepared(tuple(job.rows), 0.0)
+            self._answer([job])
+            return job
         self.state.submit(job, self._clock())
         # Once per turn of the loop, so that all texts which were parsed in one turn travel in one message.
         if not self._pump_due:
@@ -172,9 +161,9 @@ class PreprocessPool:
         """Give it no further task."""
         self.state.retire(member.id)
 
-    def on_gone(self, member: Member, cause: str) -> None:
+    def on_gone(self, member: Member, end: End) -> None:
         """What it had in hand is tried again or fails, at once."""
-        answered = self.state.lose(member.id, cause)
+        answered = self.state.lose(member.id, end.cause, own=end.own)
         self._pump()
         self._answer(answered)
 
@@ -194,8 +183,9 @@ class PreprocessPool:
     def _send(self, task: Task) -> None:
         member = self.crew.members[task.process]
         member.used = True
+        items = [job.items[index] for job, index in task.items]
         try:
-            message = pack_items(task.id, [job.items[index] for job, index in task.items], member.slot.inputs)
+            message = pack_items(task.id, items, member.slot.inputs, cheap=task.cheap)
         except MemoryError as error:
             self._loop.call_soon(self._unsendable, member, task, str(error))
             return
@@ -208,9 +198,27 @@ class PreprocessPool:
 
     def _complete(self, member: Member, outcomes: Sequence[Row | Refused], seconds: float) -> None:
         member.slot.inputs.release()
+        if self._cache is not None:
+            self._keep(self._cache, self.state.running[member.id], outcomes)
         answered = self.state.complete(member.id, outcomes, seconds, self._clock())
         self._pump()
         self._answer(answered)
+
+    def _job(self, items: Sequence[bytes], deadline: float, on_done: Callable[[Prepared | HybridError], None]) -> Job:
+        cache = self._cache
+        if cache is None:
+            return Job(items, deadline, on_done)
+        keys = [cache.key(item) for item in items]
+        return Job(items, deadline, on_done, keys, [cache.get(key) for key in keys])
+
+    @staticmethod
+    def _keep(cache: RowCache, task: Task, outcomes: Sequence[Row | Refused]) -> None:
+        """Take good rows into the cache, but none that is coarser than the next client may expect."""
+        if task.cheap:
+            return
+        for (job, index), outcome in zip(task.items, outcomes, strict=True):
+            if not isinstance(outcome, Refused):
+                cache.put(job.keys[index], outcome)
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         # Each in a call of its own: one that raises must not keep the others from their answers.
@@ -237,7 +245,7 @@ class PreprocessPool:
             self.state.postpone(now + _GRACE_S)
         for task in self.state.overdue(now):
             member = self.crew.members[task.process]
-            task.stopped = member.silent_s(now) > SILENT_S
+            task.stopped = member.silent_s(now) > SILENT_S or (member.child is not None and member.child.suspended)
             self.crew.kill(member, f"a task of {len(task.items)} rows takes longer than {now - task.started:.1f} s")
         self._pump()
 
@@ -260,6 +268,7 @@ def _limits(settings: PreprocessSettings) -> TaskLimits:
         # An image costs milliseconds and a text microseconds: only texts gain from sharing a message.
         task_items=_TEXTS_PER_TASK if settings.text is not None else 1,
         task_bytes=INLINE_BYTES,
+        downgrade=settings.on_timeout == "downgrade",
     )
 
 

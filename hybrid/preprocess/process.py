@@ -6,9 +6,11 @@ takes too long is ended from outside, which is the only way to stop a decoder.
 
 import logging
 import time
+from collections.abc import Callable
 
 from hybrid.errors import BadRequest, HybridError, StartupError
-from hybrid.preprocess.base import Preprocessor, Row, build
+from hybrid.preprocess.base import Preprocessor, Row
+from hybrid.preprocess.build import build
 from hybrid.preprocess.job import Refused
 from hybrid.preprocess.transfer import pack_rows, unpack_items
 from hybrid.workers import child, wire
@@ -31,24 +33,13 @@ class TransformProcess:
     def transform(self, command: wire.Transform) -> wire.Event:
         """Transform the items of one task; each has its own outcome."""
         began = time.perf_counter()
-        rows = [self._row(item) for item in unpack_items(command, self._inputs)]
+        work = self._step.cheap_row if command.cheap else self._step.row
+        rows = [_outcome(work, item) for item in unpack_items(command, self._inputs)]
         try:
             return pack_rows(command.job_id, rows, self._outputs, time.perf_counter() - began)
         except MemoryError as error:
             rows = [Refused(str(error), ours=True)] * len(rows)
             return pack_rows(command.job_id, rows, self._outputs, time.perf_counter() - began)
-
-    def _row(self, item: bytes) -> Row | Refused:
-        try:
-            return self._step.row(item)
-        except BadRequest as error:
-            return Refused(str(error))
-        except MemoryError:
-            return Refused("not enough memory to preprocess it", ours=True)
-        except Exception as error:
-            # A fault of the step and not of its input. The process is as good as before, so only the row fails.
-            log.exception("cannot transform an item of %d bytes", len(item))
-            return Refused(f"preprocessing failed: {type(error).__name__}", ours=True)
 
 
 def main() -> None:
@@ -65,6 +56,19 @@ def main() -> None:
         return
     wire.send(sock, wire.Ready(start.signature, load_s=time.perf_counter() - began))
     child.serve(sock, process.transform)
+
+
+def _outcome(work: Callable[[bytes], Row], item: bytes) -> Row | Refused:
+    try:
+        return work(item)
+    except BadRequest as error:
+        return Refused(str(error))
+    except MemoryError:
+        return Refused("not enough memory to preprocess it", ours=True)
+    except Exception as error:
+        # A fault of the step and not of its input. The process is as good as before, so only the row fails.
+        log.exception("cannot transform an item of %d bytes", len(item))
+        return Refused(f"preprocessing failed: {type(error).__name__}", ours=True)
 
 
 if __name__ == "__main__":

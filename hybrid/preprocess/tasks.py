@@ -2,14 +2,15 @@
 
 A job is the rows of one client request, answered once: with all of them, or with the first error. A task is what one
 process has at a time: waiting rows of one or several jobs, in order of arrival. A row whose task was lost or overran
-runs once more, alone, before the others, so that only the guilty row fails. Pure: no clock, no process, no socket.
+runs once more, alone, before the others, so that only the guilty row fails. One that overruns alone fails, or is tried
+once more at less cost where the settings say so. Pure: no clock, no process, no socket.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from hybrid.errors import BadRequest, DeadlineExceeded, HybridError, InferenceFailed, QueueFull, TooLarge
+from hybrid.errors import BadRequest, DeadlineExceeded, HybridError, InferenceFailed, QueueFull, TooLarge, WorkerLost
 from hybrid.preprocess.base import Row
 from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
 
@@ -27,6 +28,7 @@ class TaskState:
         self.items_n = 0
         self.failed_n = 0
         self.timeouts_n = 0
+        self.downgraded_n = 0
         self.busy_s = 0.0
         self.idle: list[int] = []  # the one used last is used next: its caches are warm
         self._processes: set[int] = set()
@@ -88,8 +90,8 @@ class TaskState:
         if process in self.idle:
             self.idle.remove(process)
 
-    def lose(self, process: int, cause: str) -> list[Job]:
-        """The process is gone: the rows it had run again alone, or fail."""
+    def lose(self, process: int, cause: str, *, own: bool) -> list[Job]:
+        """The process is gone, by its `own` doing or ended by somebody: the rows it had run again alone, or fail."""
         self.retire(process)
         task = self.running.pop(process, None)
         if task is None:
@@ -98,7 +100,10 @@ class TaskState:
         for job, index in reversed(task.items):  # put in front one by one, so the first is first again
             if job.closed:
                 continue
-            error = self._guilt(task, job, index, cause)
+            if task.overran and not task.stopped:
+                error = self._after_overrun(task, job, index)
+            else:
+                error = self._after_loss(job, index, cause, own)
             if error is None:
                 self._alone.appendleft((job, index))
                 self._wait(job, index)
@@ -138,11 +143,12 @@ class TaskState:
             if isinstance(outcome, Refused):
                 self._close(job, self._refusal(index, outcome))
             else:
+                self.downgraded_n += task.cheap
                 job.rows[index] = outcome
                 job.open_items -= 1
                 if job.open_items:
                     continue
-                self._close(job, Prepared(tuple(job.rows), now - job.arrived))
+                self._close(job, Prepared(tuple(job.rows), now - job.arrived, len(job.cheap)))
             answered.append(job)
         return answered
 
@@ -215,14 +221,14 @@ class TaskState:
         items: list[tuple[Job, int]] = []
         while self._queue and len(items) < room:
             job = next(iter(self._queue.values()))
-            index = job.next_item
+            index = job.todo[job.next_item]
             bytes_left -= len(job.items[index])
             if bytes_left < 0 and items:
                 break
             items.append((job, index))
             self._unwait(job, index)
             job.next_item += 1
-            if job.next_item == len(job.items):
+            if job.next_item == len(job.todo):
                 del self._queue[job.id]
         return items
 
@@ -250,25 +256,31 @@ class TaskState:
         self._queue.pop(job.id, None)
         del self.jobs[job.id]
 
-    def _guilt(self, task: Task, job: Job, index: int, cause: str) -> HybridError | None:
+    def _after_loss(self, job: Job, index: int, cause: str, own: bool) -> HybridError | None:
         """Return the error of a row whose process ended, or None when it gets another try, alone."""
-        alone = len(task.items) == 1
-        first = index not in job.lost
-        if not task.overran or task.stopped:
-            job.lost.add(index)
-            if first:
-                return None
-        elif not alone:
+        before = job.lost.get(index)
+        job.lost[index] = own
+        if before is None:
             return None
-        name = self.limits.input
-        if task.overran:
-            self.timeouts_n += 1
-            limit_s = self.limits.item_timeout_s
-            return BadRequest(f"row {index} of input `{name}` took longer than {limit_s:g} s to preprocess")
-        return BadRequest(f"row {index} of input `{name}` ended its preprocess process twice ({cause})")
+        if before and own:
+            return BadRequest(f"{self._name(index)} ended its preprocess process twice ({cause})")
+        return WorkerLost(f"{self._name(index)} lost its preprocess process twice ({cause})")
+
+    def _after_overrun(self, task: Task, job: Job, index: int) -> HybridError | None:
+        """Return the error of a row that took too long, or None when it gets another try: alone, or at less cost."""
+        if len(task.items) > 1:
+            return None
+        if self.limits.downgrade and not task.cheap:
+            job.cheap = {*job.cheap, index}
+            return None
+        self.timeouts_n += 1
+        also = ", also in its cheaper form" if task.cheap else ""
+        return BadRequest(f"{self._name(index)} took longer than {self.limits.item_timeout_s:g} s to preprocess{also}")
 
     def _refusal(self, index: int, refused: Refused) -> HybridError:
-        name = self.limits.input
-        text = refused.text.removeprefix(f"input `{name}`: ")
+        text = refused.text.removeprefix(f"input `{self.limits.input}`: ")
         kind = InferenceFailed if refused.ours else BadRequest
-        return kind(f"row {index} of input `{name}`: {text}")
+        return kind(f"{self._name(index)}: {text}")
+
+    def _name(self, index: int) -> str:
+        return f"row {index} of input `{self.limits.input}`"

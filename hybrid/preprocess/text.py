@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from hybrid.config import TextSettings
 from hybrid.errors import BadRequest, StartupError
 from hybrid.messages import DTYPES, Signature, Tensor, TensorSpec
-from hybrid.preprocess.base import Row, each_row
+from hybrid.preprocess.base import Row
 
 #: Characters looked at first, per token wanted. English has about 5 per token, so one look nearly always suffices.
 _CHARACTERS_PER_TOKEN: Final = 16
@@ -49,9 +49,14 @@ class TextPreprocessor:
             raise BadRequest(f"input `{self._input.name}`: the text has no tokens")
         return (np.array(ids, np.int32),)
 
-    def rows(self, items: Sequence[bytes]) -> list[Row | BadRequest]:
-        """Return `row` of each. The tokenizer's batch call saves 3 µs of 26 a text, not worth a second path."""
-        return each_row(self, items)
+    def cheap_row(self, item: bytes) -> Row:
+        """Return the ids of the beginning of a text: of 16 bytes for each token that the limit allows."""
+        end = self._max_tokens * _CHARACTERS_PER_TOKEN
+        if len(item) > end:
+            first = end - 3  # a character has at most four bytes, and is not to be cut in two
+            while end > first and item[end] & 0xC0 == 0x80:
+                end -= 1
+        return self.row(item[:end])
 
     def assemble(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Pad the rows to the longest of them, and make masks and token types."""

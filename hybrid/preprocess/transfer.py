@@ -24,7 +24,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name not in ("
 Array = np.ndarray[Any, Any]
 
 
-def pack_items(job_id: int, items: Sequence[bytes], slab: Slab) -> wire.Transform:
+def pack_items(job_id: int, items: Sequence[bytes], slab: Slab, *, cheap: bool = False) -> wire.Transform:
     """Make the message for a task, writing large items into the input slab.
 
     Raises:
@@ -32,7 +32,7 @@ def pack_items(job_id: int, items: Sequence[bytes], slab: Slab) -> wire.Transfor
     """
     total = sum(map(len, items))
     if total <= INLINE_BYTES:
-        return wire.Transform(job_id, 0, (), tuple(items))
+        return wire.Transform(job_id, 0, (), tuple(items), cheap)
     target = slab.reserve(total)
     places: list[tuple[int, int]] = []
     offset = 0
@@ -41,7 +41,7 @@ def pack_items(job_id: int, items: Sequence[bytes], slab: Slab) -> wire.Transfor
         target[offset:end] = np.frombuffer(item, np.uint8)
         places.append((offset, len(item)))
         offset = end
-    return wire.Transform(job_id, slab.size, tuple(places))
+    return wire.Transform(job_id, slab.size, tuple(places), (), cheap)
 
 
 def unpack_items(command: wire.Transform, slab: Slab) -> Sequence[bytes]:

@@ -16,7 +16,8 @@ from hybrid.config import ModelSettings
 from hybrid.errors import StartupError
 from hybrid.messages import Signature, TensorSpec
 from hybrid.planner.types import Plan
-from hybrid.preprocess.base import Preprocessor, build
+from hybrid.preprocess.base import Preprocessor
+from hybrid.preprocess.build import build
 from hybrid.preprocess.pool import PreprocessPool
 from hybrid.serving.counters import Counters
 from hybrid.telemetry.logs import LogHub

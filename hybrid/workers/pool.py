@@ -22,7 +22,7 @@ from hybrid.workers import wire
 from hybrid.workers.arena import Slab, read_array
 from hybrid.workers.member import Member, MemberState, Taken
 from hybrid.workers.pack import Rows, pack_batch
-from hybrid.workers.process import ChildProcess
+from hybrid.workers.process import ChildProcess, End
 from hybrid.workers.seat import PoolCounts, Seat
 
 log = logging.getLogger("hybrid.workers")
@@ -59,7 +59,7 @@ class Listener(Protocol):
     def on_worker_retired(self, worker: int) -> None:
         """The worker takes no further batches."""
 
-    def on_worker_lost(self, worker: int, cause: str) -> None:
+    def on_worker_lost(self, worker: int, end: End) -> None:
         """The worker is gone, with all batches it had."""
 
     def on_no_hope(self) -> None:
@@ -140,12 +140,12 @@ class WorkerPool:
         """Whether every seat keeps dying without having executed anything: waiting for it is hopeless for now."""
         return self.ready == 0 and all(seat.hopeless for seat in self.seats)
 
-    def kill(self, worker: int, why: str) -> None:
-        """End a worker at once; its seat is filled again."""
+    def kill(self, worker: int, why: str, *, own: bool = False) -> None:
+        """End a worker at once; its seat is filled again. `own` when what it executes is the reason."""
         member = self.members.get(worker)
         if member is not None and member.child is not None:
             log.warning("w%d of %s: killing pid %d: %s", member.seat, self.model.name, member.child.pid, why)
-            member.child.kill(why)
+            member.child.kill(why, own=own)
 
     # Batches -------------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class WorkerPool:
         member.child = ChildProcess(
             f"w{seat} {self.model.name}",
             lambda event: self._on_event(member, event),
-            lambda cause: self._on_gone(member, cause),
+            lambda end: self._on_gone(member, end),
             self._loop,
         )
         member.child.on_deaf = lambda: self._on_deaf(member)
@@ -233,7 +233,7 @@ class WorkerPool:
             member.child.spawn("hybrid.workers.model_worker", start, descriptors, environment, self._hub)
         except OSError as error:
             member.child = None
-            self._on_gone(member, f"cannot start a process: {error.strerror}")
+            self._on_gone(member, End(f"cannot start a process: {error.strerror}"))
 
     def _on_ready(self, member: Member, ready: wire.Ready) -> None:
         if member.state is not MemberState.STARTING:
@@ -269,15 +269,15 @@ class WorkerPool:
         if not member.taken and member.child is not None:
             member.child.stop()
 
-    def _on_gone(self, member: Member, cause: str) -> None:
+    def _on_gone(self, member: Member, end: End) -> None:
         del self.members[member.id]
         state = member.state
         self._enter(member, MemberState.STOPPED)
-        cause = member.start_error or cause
+        cause = member.start_error or end.cause
         if state in (MemberState.STARTING, MemberState.READY):
             self._note_end(member, cause, state)
         if self.listener is not None:
-            self.listener.on_worker_lost(member.id, cause)
+            self.listener.on_worker_lost(member.id, End(cause, end.own))
         member.close()
         self._idle.set()
         self.changed.set()
@@ -343,7 +343,7 @@ class WorkerPool:
         elif member.state in (MemberState.READY, MemberState.RETIRING):
             overdue_s = member.overdue_s(now)
             if overdue_s is not None:
-                self.kill(member.id, f"hung: its batch runs for {overdue_s:.1f} s")
+                self.kill(member.id, f"hung: its batch runs for {overdue_s:.1f} s", own=not child.suspended)
             elif now - child.heard_at > self._patience_s(member):
                 self.kill(member.id, f"silent for {now - child.heard_at:.1f} s")
             elif settings.rss_limit_bytes and child.rss_bytes > settings.rss_limit_bytes:

@@ -6,6 +6,7 @@ whose tracker is one more process, and which runs the caller's script again in e
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
+
+from msgspec import Struct
 
 from hybrid.telemetry.logs import LogHub, WorkerLogChannel
 from hybrid.workers import wire
@@ -21,16 +24,28 @@ from hybrid.workers.wire import PeerGone
 
 _REAP_EVERY_S = 0.005
 _REAP_GRACE_S = 0.5  # from the end of its stream to its own end: killing it in between would hide why it ended
+#: Signals that a process gets for what its own code did. All others are sent by somebody, also SIGKILL by the kernel
+#: that runs out of memory: it takes the largest process, whoever asked for more.
+_OWN_SIGNALS: Final = (
+    signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP,
+)  # fmt: skip
+
+
+class End(Struct, frozen=True):
+    """How a child ended. `own` when what it was executing brought it about, and not somebody outside."""
+
+    cause: str
+    own: bool = False
 
 
 class ChildProcess:
-    """A running child. Callbacks come from the event loop: `on_event` per message, `on_gone` once, with the cause."""
+    """A running child. Callbacks come from the event loop: `on_event` per message, `on_gone` once, with the end."""
 
     def __init__(
         self,
         role: str,
         on_event: Callable[[Any], None],
-        on_gone: Callable[[str], None],
+        on_gone: Callable[[End], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.role = role
@@ -47,7 +62,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: WorkerLogChannel | None = None
         self._kill_at = 0.0
-        self._cause = ""
+        self._end: End | None = None  # known before the process is gone when we bring it about
 
     def spawn(
         self,
@@ -93,6 +108,13 @@ class ChildProcess:
         """Whether the socket is open; the process may already be dying."""
         return self._socket is not None
 
+    @property
+    def suspended(self) -> bool:
+        """Whether somebody has stopped the process (SIGSTOP, a debugger): it is not to blame for being slow."""
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in b"Tt"
+        return False
+
     def send(self, message: wire.Command) -> None:
         """Send without blocking. To a child that is gone or does not read, nothing is sent: it is reported as gone."""
         if self._socket is None:
@@ -106,15 +128,15 @@ class ChildProcess:
         except OSError as error:
             self.kill(f"cannot be sent a message: {error.strerror}")
 
-    def kill(self, why: str) -> None:
-        """End the process at once. `on_gone` follows with `why` as the cause."""
-        self._cause = self._cause or why
+    def kill(self, why: str, *, own: bool = False) -> None:
+        """End the process at once. `on_gone` follows with `why` as the cause; `own` as in `End`."""
+        self._end = self._end or End(why, own)
         if self._process is not None:
             self._process.kill()
 
     def stop(self) -> None:
         """Ask the child to leave after the batch in hand."""
-        self._cause = self._cause or "stopped"
+        self._end = self._end or End("stopped")
         self.send(wire.Stop())
 
     def _readable(self) -> None:
@@ -162,7 +184,7 @@ class ChildProcess:
         self._process = None
         if self._log is not None:
             self._log.close()
-        self._on_gone(self._cause or describe_exit(code))
+        self._on_gone(self._end or End(describe_exit(code), code >= 0 or -code in _OWN_SIGNALS))
 
 
 def describe_exit(code: int) -> str:

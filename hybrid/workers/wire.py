@@ -71,12 +71,16 @@ class Run(Struct, frozen=True, tag="run"):
 
 
 class Transform(Struct, frozen=True, tag="transform"):
-    """Preprocess some rows, each an encoded item at (offset, length) of the input slab, or small and `inline`."""
+    """Preprocess some rows, each an encoded item at (offset, length) of the input slab, or small and `inline`.
+
+    `cheap`: at less cost, with a coarser result.
+    """
 
     job_id: int
     mapped: int
     items: tuple[tuple[int, int], ...]
     inline: tuple[bytes, ...] = ()
+    cheap: bool = False
 
 
 class Stop(Struct, frozen=True, tag="stop"):

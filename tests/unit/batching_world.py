@@ -98,8 +98,8 @@ class World:
     def fail(self, batch: Batch, kind: FailureKind = FailureKind.INPUT) -> list[Ticket]:
         return self.record(self.state.fail(batch.id, kind, f"told to fail: {kind.value}", self.now))
 
-    def lose(self, worker: int) -> list[Ticket]:
-        return self.record(self.state.worker_lost(worker, self.now))
+    def lose(self, worker: int, *, own: bool = True) -> list[Ticket]:
+        return self.record(self.state.worker_lost(worker, self.now, own=own))
 
     # What the workers do -------------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """Random events against `TaskState`: clients, processes, slow, crashing and bad rows, and what must always hold."""
 
-from hybrid.errors import BadRequest, DeadlineExceeded, HybridError, QueueFull, TooLarge
+from hybrid.errors import BadRequest, DeadlineExceeded, HybridError, QueueFull, TooLarge, WorkerLost
 from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
 from hybrid.preprocess.tasks import TaskState
 
-LIMITS = TaskLimits(input="text", item_timeout_s=1.0, queue_items=12, queue_bytes=90, task_items=4, task_bytes=30)
-KINDS = (b"good", b"good", b"good", b"bad", b"slow", b"crash")
+LIMITS = TaskLimits(
+    input="text", item_timeout_s=1.0, queue_items=12, queue_bytes=90, task_items=4, task_bytes=30, downgrade=True
+)
+KINDS = (b"good", b"good", b"good", b"bad", b"slow", b"stuck", b"crash")  # stuck is slow in its cheaper form as well
 
 
 class World:
@@ -20,7 +22,7 @@ class World:
         self.jobs: dict[int, tuple[Job, list[bytes]]] = {}
         self.answers: dict[int, int] = {}
         self.cancelled: set[int] = set()
-        self.losses: dict[bytes, int] = {}
+        self.losses: dict[bytes, list[bool]] = {}
         self.overran_alone: set[bytes] = set()
         self.refused_n = 0
 
@@ -31,13 +33,17 @@ class World:
         rows = 1 + n % 5 if n % 7 else 1
         items = [KINDS[(n >> k) % len(KINDS)] + b":%d:%d" % (serial, k) for k in range(rows)]
         deadline = NEVER if n % 3 else self.now + (n % 40) / 10
-        job = Job(items, deadline)
+        known = [(item,) if n % 4 == 1 and (n >> k) % 3 == 1 else None for k, item in enumerate(items)]
+        if all(known):
+            known[0] = None  # else it would not come to the queue
+        job = Job(items, deadline, None, items, known if n % 4 == 1 else ())  # type: ignore[arg-type]
         try:
             self.state.submit(job, self.now)
         except (QueueFull, TooLarge):
             self.refused_n += 1
-            assert self.state.queued_items + rows > LIMITS.queue_items or (
-                self.state.queued_bytes + sum(map(len, items)) > LIMITS.queue_bytes
+            rest = [items[index] for index in job.todo]
+            assert self.state.queued_items + len(rest) > LIMITS.queue_items or (
+                self.state.queued_bytes + sum(map(len, rest)) > LIMITS.queue_bytes
             )
         else:
             self.jobs[job.id] = (job, items)
@@ -65,7 +71,8 @@ class World:
 
     def finish(self, n: int) -> None:
         """A process answers, unless one of its rows never lets it."""
-        able = [p for p, (_, items) in self.sent.items() if not any(i.startswith((b"slow", b"crash")) for i in items)]
+        never = {False: (b"slow", b"stuck", b"crash"), True: (b"stuck", b"crash")}
+        able = [p for p, (t, items) in self.sent.items() if not any(i.startswith(never[t.cheap]) for i in items)]
         if able:
             process = able[n % len(able)]
             _, items = self.sent.pop(process)
@@ -78,7 +85,7 @@ class World:
         if n % 4 == 0:
             doomed = sorted(self.processes)
         if doomed:
-            self._lose(doomed[n % len(doomed)])
+            self._lose(doomed[n % len(doomed)], own=n % 4 != 0)
 
     def advance(self, n: int) -> None:
         self.now += (n % 30) / 10
@@ -87,11 +94,12 @@ class World:
             task.stopped = n % 5 == 0
             self.dying.add(task.process)
             if len(task.items) == 1:
+                assert not task.cheap or self.sent[task.process][1][0] in self.overran_alone
                 self.overran_alone.update(self.sent[task.process][1])
 
     def bury(self, n: int) -> None:
         if self.dying:
-            self._lose(sorted(self.dying)[n % len(self.dying)])
+            self._lose(sorted(self.dying)[n % len(self.dying)], own=False)
 
     # End ------------------------------------------------------------------------------------------------------------
 
@@ -114,7 +122,7 @@ class World:
         state = self.state
         running = {(id(job), index) for task in state.running.values() for job, index in task.items}
         alone = [(job, index) for job, index in state._alone if not job.closed]
-        waiting = [(job, i) for job in state._queue.values() for i in range(job.next_item, len(job.items))] + alone
+        waiting = [(job, i) for job in state._queue.values() for i in job.todo[job.next_item :]] + alone
         assert state.queued_items == len(waiting) <= LIMITS.queue_items + 3 * LIMITS.task_items
         assert state.queued_bytes == sum(len(job.items[i]) for job, i in waiting)
         for job in state.jobs.values():
@@ -137,18 +145,24 @@ class World:
         outcome = job.outcome
         if isinstance(outcome, Prepared):
             assert [row[0] for row in outcome.rows] == items
+            assert outcome.downgraded <= sum(item in self.overran_alone for item in items)
+            assert outcome.downgraded >= sum(item.startswith(b"slow") for item in (items[i] for i in job.todo))
             return
         assert isinstance(outcome, HybridError)
         if isinstance(outcome, DeadlineExceeded):
             assert job.deadline <= self.now
             return
-        assert isinstance(outcome, BadRequest)
         index = int(str(outcome).split()[1])
         item, text = items[index], str(outcome)
+        if isinstance(outcome, WorkerLost):
+            assert len(self.losses[item]) >= 2, text
+            return
+        assert isinstance(outcome, BadRequest)
         if "took longer" in text:
             assert item in self.overran_alone, text
+            assert text.endswith("also in its cheaper form") == LIMITS.downgrade
         elif "twice" in text:
-            assert self.losses[item] >= 2, text
+            assert self.losses[item][-2:] == [True, True], text
         else:
             assert item.startswith(b"bad"), text
 
@@ -158,10 +172,10 @@ class World:
             assert job.outcome is not None
             self.answers[job.id] = self.answers.get(job.id, 0) + 1
 
-    def _lose(self, process: int) -> None:
+    def _lose(self, process: int, *, own: bool) -> None:
         self.processes.discard(process)
         self.dying.discard(process)
-        _, items = self.sent.pop(process, (None, []))
-        for item in items:
-            self.losses[item] = self.losses.get(item, 0) + 1
-        self._answered(self.state.lose(process, "killed by SIGSEGV"))
+        task, items = self.sent.pop(process, (None, []))
+        for item in items if task is None or not task.overran or task.stopped else ():
+            self.losses.setdefault(item, []).append(own)
+        self._answered(self.state.lose(process, "killed by SIGSEGV", own=own))

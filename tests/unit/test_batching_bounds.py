@@ -186,7 +186,7 @@ def test_wrong_calls_are_refused_before_they_do_harm():
         world.state.worker_up(1, 1)
     with pytest.raises(IllegalMove, match="batch 77 ended but is not in flight"):
         world.state.complete(77, 0.1, world.now)
-    assert world.state.worker_lost(77, world.now) == []
+    assert world.state.worker_lost(77, world.now, own=True) == []
     world.state.worker_retired(77)
     world.settle()
     world.assert_at_rest()
@@ -216,7 +216,7 @@ def test_ten_thousand_shapes_leave_few_lanes_and_all_counts():
         if index % 7:
             state.complete(batch.id, SECONDS, world.now)
         else:
-            state.worker_lost(batch.worker, world.now)
+            state.worker_lost(batch.worker, world.now, own=True)
             state.worker_up(index + 2, 1)
             (again,) = state.pump(world.now)
             state.complete(again.id, SECONDS, world.now)
@@ -323,7 +323,7 @@ def _every_ending():
         while state.batches:
             batch = batches[0]
             if ending == "lose":
-                state.worker_lost(batch.worker, 1000.0)
+                state.worker_lost(batch.worker, 1000.0, own=True)
                 state.worker_up(batch.worker + 1, 1)
             else:
                 state.complete(batch.id, SECONDS, 1000.0)

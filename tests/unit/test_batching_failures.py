@@ -292,3 +292,61 @@ def test_wrong_output_is_the_models_fault_and_not_remembered():
         world.pump()
         world.fail(world.runs[-1], FailureKind.OUTPUT)
     assert hashed == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused_from"),
+    [
+        ("crash", "crash", 1),  # alone, and by its own doing: no third worker for it
+        ("killed", "crash", 2),  # one offence like any other
+        ("crash", "killed", None),  # the first may have been a neighbour's, the second was nobody's
+        ("killed", "killed", None),
+    ],
+)
+def test_only_ends_by_its_own_doing_are_held_against_content(first, second, refused_from):
+    world, _ = offender()
+
+    def lose_twice():
+        ticket = world.submit(payload=b"same", priority=1)
+        for how in (first, second):
+            (batch,) = world.pump()
+            world.lose(batch.worker, own=how == "crash")
+            world.up()
+        assert (ticket.outcome, ticket.failure) == (Outcome.FAILED, FailureKind.LOST)
+
+    for attempt in range(3):
+        if attempt == refused_from:
+            with pytest.raises(PoisonRefused):
+                world.submit(payload=b"same")
+            return
+        lose_twice()
+    assert refused_from is None
+    world.submit(payload=b"same")
+    world.settle()
+    world.assert_at_rest()
+
+
+def test_content_that_succeeds_is_acquitted():
+    """An engine that fails now and then must not make an innocent input suspicious for good."""
+    world, hashed = offender()
+    for _ in range(4):
+        world.submit(payload=b"unlucky", poison={0})
+        world.settle()
+        world.submit(payload=b"unlucky")
+        world.settle()
+    hashed.clear()
+    world.submit(payload=b"unlucky")
+    world.settle()
+    assert hashed == []  # nothing is remembered, so nothing is hashed
+    world.assert_at_rest()
+
+
+def test_a_request_is_hashed_once():
+    world, hashed = offender()
+    world.submit(payload=b"bad", poison={0})
+    world.settle()
+    hashed.clear()
+    world.submit(payload=b"bad", poison={0})
+    world.submit(payload=b"good")
+    world.settle()
+    assert sorted(hashed) == [b"bad", b"good"]

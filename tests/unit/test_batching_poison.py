@@ -12,10 +12,21 @@ def test_refused_from_the_second_offence_on():
     assert not poison.refused(b"b", 3.0)
 
 
-def test_grave_offence_counts_at_once():
+def test_several_offences_at_once_count_as_many():
     poison = PoisonList()
-    poison.remember(b"a", 0.0, grave=True)
+    poison.remember(b"a", 0.0, 2)
     assert poison.refused(b"a", 0.0)
+
+
+def test_success_acquits_of_what_is_not_refused_yet():
+    poison = PoisonList(after=2)
+    poison.remember(b"a", 0.0)
+    poison.remember(b"b", 0.0, 2)
+    for digest in (b"a", b"b", b"never seen", b""):
+        poison.acquit(digest)
+    poison.remember(b"a", 1.0)
+    assert not poison.refused(b"a", 1.0)
+    assert poison.refused(b"b", 1.0), "what is refused cannot have succeeded since"
 
 
 def test_forgotten_after_the_time_since_the_last_offence():

@@ -12,7 +12,8 @@ from hybrid.engines.base import EngineSettings
 from hybrid.engines.pipeline import Pipeline
 from hybrid.engines.registry import load_engine
 from hybrid.models.catalog import resolve
-from hybrid.preprocess.base import Preprocessor, build
+from hybrid.preprocess.base import Preprocessor
+from hybrid.preprocess.build import build
 
 pytestmark = pytest.mark.slow
 Infer = Callable[[list[bytes]], np.ndarray]

@@ -8,12 +8,13 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hybrid.config import ImageSettings, PreprocessSettings
 from hybrid.errors import BadRequest, StartupError
 from hybrid.messages import Signature, TensorSpec
-from hybrid.preprocess.base import Preprocessor, build
+from hybrid.preprocess.base import Preprocessor
+from hybrid.preprocess.build import build
 from hybrid.preprocess.image import decode_item
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -216,10 +217,57 @@ def test_programs_and_documents_are_not_images() -> None:
             pixels(item)
 
 
-def test_rows_keep_bad_items_apart() -> None:
-    good, bad = step().rows([encoded(red("RGB", *RED)), b"nope"])
-    assert not isinstance(good, BadRequest)
-    assert isinstance(bad, BadRequest)
+def gradient(mode: str, width: int = 640, height: int = 480) -> Image.Image:
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([x, y, 255 - x], 2).astype(np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop", "stretch_crop", "fit"])
+@pytest.mark.parametrize(("kind", "mode"), [("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("PNG", "RGBA")])
+def test_the_cheap_form_shows_the_same_picture(kind: str, mode: str, resize: str) -> None:
+    item = encoded(gradient(mode), kind)
+    made = step(resize=resize, resize_to=10)
+    (whole,), (cheap,) = made.row(item), made.cheap_row(item)
+    assert (cheap.shape, cheap.dtype) == (whole.shape, whole.dtype)
+    assert np.abs(whole.astype(int) - cheap).mean() < 8
+
+
+@pytest.mark.parametrize(("mode", "tolerance"), [("1", 60), ("L", 16), ("P", 16), ("LA", 16), ("I;16", 16)])
+def test_the_cheap_form_takes_every_mode(mode: str, tolerance: int) -> None:
+    grey = gradient("L", 200, 100)
+    picture = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257) if mode == "I;16" else grey.convert(mode)
+    assert picture.mode == mode
+    (whole,), (cheap,) = step().row(encoded(picture)), step().cheap_row(encoded(picture))
+    assert np.abs(whole.astype(int) - cheap).mean() < tolerance
+
+
+def test_the_cheap_form_is_upright_and_on_white() -> None:
+    picture = Image.new("RGBA", (160, 80), (0, 0, 0, 0))
+    picture.paste((255, 0, 0, 255), (0, 0, 40, 40))  # upper left
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind in ("PNG", "WEBP", "TIFF"):
+        (row,) = step(width=8, height=16).cheap_row(encoded(picture, kind, exif=exif))
+        assert row[1, 6][0] > 200 > 100 > row[1, 6][1], kind  # upper right
+        assert tuple(row[12, 1]) == WHITE, kind
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_the_cheap_form_works_on_few_pixels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(ImageOps, "exif_transpose", lambda picture, in_place: seen.append(picture.size))
+    made = step(width=60, height=30)
+    made.cheap_row(encoded(gradient("RGB"), kind))
+    made.row(encoded(gradient("RGB"), kind))
+    assert seen == [(80, 60), (640, 480)]
+
+
+def test_the_cheap_form_refuses_the_same() -> None:
+    for item in (b"nope", encoded(red("RGB", *RED))[:40], b""):
+        with pytest.raises(BadRequest):
+            step().cheap_row(item)
+    with pytest.raises(BadRequest, match="at most 100 are taken"):
+        step(max_pixels=100).cheap_row(encoded(gradient("RGB"), "JPEG"))
 
 
 def test_base64_and_data_urls() -> None:
@@ -240,7 +288,7 @@ def test_doubtful_metadata_does_not_warn() -> None:
     item = encoded(red("RGB", *RED), "JPEG", exif=exif)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        step().rows([item])
+        step().row(item)
     assert seen == []
 
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preprocess_world import LIMITS, World
 
-from hybrid.errors import BadRequest, DeadlineExceeded, InferenceFailed, NotReady, QueueFull, TooLarge
+from hybrid.errors import BadRequest, DeadlineExceeded, InferenceFailed, NotReady, QueueFull, TooLarge, WorkerLost
 from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
 from hybrid.preprocess.tasks import TaskState
 
@@ -25,7 +25,7 @@ def test_random_events_answer_every_job_exactly_once(events):
 
 def make(**changes) -> TaskState:
     values = {name: getattr(LIMITS, name) for name in LIMITS.__struct_fields__}
-    return TaskState(TaskLimits(**{**values, "queue_bytes": 10_000, "task_bytes": 1000, **changes}))
+    return TaskState(TaskLimits(**{**values, "downgrade": False, "queue_bytes": 10_000, "task_bytes": 1000, **changes}))
 
 
 def submit(state: TaskState, *items: bytes, deadline: float = NEVER) -> Job:
@@ -96,7 +96,7 @@ def test_a_slow_row_is_found_by_running_each_alone_and_only_it_fails():
     assert state.overdue(2.9) == []
     assert state.overdue(3.0) == [task]
     assert state.overdue(9.0) == [], "each task is reported once"
-    assert state.lose(1, "killed") == []
+    assert state.lose(1, "killed", own=False) == []
     assert state.queued_items == 3
     answered = []
     for process in (2, 3, 4):
@@ -104,7 +104,7 @@ def test_a_slow_row_is_found_by_running_each_alone_and_only_it_fails():
         (task,) = [task for task in state.dispatch(5.0) if task.process == process]
         if rows(task) == [b"slow"]:
             assert state.overdue(6.0) == [task]
-            answered += state.lose(process, "killed")
+            answered += state.lose(process, "killed", own=False)
         else:
             answered += state.complete(process, echo(task), 0.1, 6.0)
             state.retire(process)
@@ -121,7 +121,7 @@ def test_rows_that_run_again_go_before_rows_that_came_later():
     state.add(1)
     state.dispatch(0.0)
     submit(state, b"later")
-    state.lose(1, "crash")
+    state.lose(1, "crash", own=False)
     order = []
     state.add(2)
     while tasks := state.dispatch(0.0):
@@ -135,14 +135,104 @@ def test_a_row_that_crashes_twice_fails_with_the_cause():
     job = submit(state, b"a")
     state.add(1)
     state.dispatch(0.0)
-    assert state.lose(1, "killed by SIGSEGV") == []
+    assert state.lose(1, "killed by SIGSEGV", own=True) == []
     state.add(2)
     state.dispatch(0.0)
-    assert state.lose(2, "killed by SIGSEGV") == [job]
+    assert state.lose(2, "killed by SIGSEGV", own=True) == [job]
     assert str(job.outcome) == "row 0 of input `text` ended its preprocess process twice (killed by SIGSEGV)"
 
 
-def test_a_row_in_a_stopped_process_is_not_called_slow_at_once():
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [(True, True, BadRequest), (True, False, WorkerLost), (False, True, WorkerLost), (False, False, WorkerLost)],
+)
+def test_a_row_is_to_blame_only_for_processes_that_ended_by_themselves(first, second, error):
+    state = make()
+    job = submit(state, b"a")
+    for process, own in ((1, first), (2, second)):
+        state.add(process)
+        state.dispatch(0.0)
+        answered = state.lose(process, "killed by SIGKILL", own=own)
+    assert answered == [job]
+    assert type(job.outcome) is error
+    assert "row 0 of input `text`" in str(job.outcome)
+    assert state.failed_n == 1
+
+
+def test_a_row_that_is_slow_is_downgraded_and_the_answer_says_so():
+    state = make(downgrade=True)
+    job = submit(state, b"slow")
+    state.add(1)
+    (task,) = state.dispatch(0.0)
+    assert not task.cheap
+    assert state.overdue(1.0) == [task]
+    assert state.lose(1, "killed", own=False) == []
+    state.add(2)
+    (task,) = state.dispatch(2.0)
+    assert task.cheap
+    assert task.limit_at == 3.0
+    assert state.complete(2, [(b"coarse",)], 0.1, 2.5) == [job]
+    assert job.outcome == Prepared(((b"coarse",),), 2.5, 1)
+    assert (state.downgraded_n, state.timeouts_n, state.failed_n) == (1, 0, 0)
+
+
+def test_one_that_is_slow_in_its_cheaper_form_too_fails():
+    state = make(downgrade=True)
+    job = submit(state, b"stuck")
+    for process in (1, 2):
+        state.add(process)
+        state.dispatch(0.0)
+        state.overdue(1.0)
+        answered = state.lose(process, "killed", own=False)
+    assert answered == [job]
+    assert type(job.outcome) is BadRequest
+    assert str(job.outcome).endswith("took longer than 1 s to preprocess, also in its cheaper form")
+    assert (state.downgraded_n, state.timeouts_n, state.failed_n) == (0, 1, 1)
+
+
+def test_a_neighbour_of_a_slow_row_is_not_downgraded():
+    state = make(downgrade=True)
+    jobs = [submit(state, b"slow"), submit(state, b"good")]
+    state.add(1)
+    (task,) = state.dispatch(0.0)
+    state.overdue(2.0)
+    state.lose(1, "killed", own=False)
+    for process in (2, 3, 4):
+        state.add(process)
+        (task,) = state.dispatch(0.0)
+        if rows(task) == [b"slow"] and not task.cheap:
+            state.overdue(1.0)
+            state.lose(process, "killed", own=False)
+        else:
+            state.complete(process, echo(task), 0.1, 1.0)
+            state.retire(process)
+    assert [job.outcome.downgraded for job in jobs] == [1, 0]
+
+
+def test_rows_that_are_known_are_not_queued_and_stay_in_their_place():
+    state = make()
+    job = Job([b"a", b"b", b"c", b"d"], NEVER, None, [b"1", b"2", b"3", b"4"], [None, (b"B",), None, (b"D",)])
+    state.submit(job, 0.0)
+    assert (state.queued_items, state.queued_bytes) == (2, 2)
+    state.add(1)
+    (task,) = state.dispatch(0.0)
+    assert rows(task) == [b"a", b"c"]
+    assert state.complete(1, [(b"A",), (b"C",)], 0.1, 1.0) == [job]
+    assert job.outcome == Prepared(((b"A",), (b"B",), (b"C",), (b"D",)), 1.0)
+    assert (state.queued_items, state.items_n) == (0, 2)
+
+
+def test_a_bad_row_beside_known_ones_is_named_by_its_own_place():
+    state = make()
+    job = Job([b"a", b"b"], NEVER, None, [b"1", b"2"], [(b"A",), None])
+    state.submit(job, 0.0)
+    state.add(1)
+    state.dispatch(0.0)
+    state.complete(1, [Refused("no")], 0.1, 1.0)
+    assert str(job.outcome) == "row 1 of input `text`: no"
+
+
+def test_a_row_in_a_stopped_process_is_not_called_slow():
     state = make()
     job = submit(state, b"a")
     for process in (1, 2):
@@ -150,9 +240,10 @@ def test_a_row_in_a_stopped_process_is_not_called_slow_at_once():
         (task,) = state.dispatch(0.0)
         (task,) = state.overdue(1.0)
         task.stopped = True
-        answered = state.lose(process, "silent")
+        answered = state.lose(process, "silent", own=False)
         assert answered == ([] if process == 1 else [job])
-    assert "took longer" in str(job.outcome)
+    assert type(job.outcome) is WorkerLost
+    assert state.timeouts_n == 0
 
 
 def test_an_answer_that_arrives_while_its_process_is_killed_counts():
@@ -164,7 +255,7 @@ def test_an_answer_that_arrives_while_its_process_is_killed_counts():
     assert state.complete(1, [(b"a",)], 0.1, 1.1) == [job]
     assert isinstance(job.outcome, Prepared)
     assert state.idle == []
-    assert state.lose(1, "killed") == []
+    assert state.lose(1, "killed", own=False) == []
 
 
 def test_a_server_that_stood_still_blames_no_row():

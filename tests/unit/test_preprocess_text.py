@@ -11,7 +11,8 @@ from hybrid.config import ImageSettings, PreprocessSettings, TextSettings
 from hybrid.errors import BadRequest, StartupError
 from hybrid.messages import Signature, TensorSpec
 from hybrid.models import builtin
-from hybrid.preprocess.base import Preprocessor, build
+from hybrid.preprocess.base import Preprocessor
+from hybrid.preprocess.build import build
 from hybrid.preprocess.text import TextPreprocessor
 
 TOKENIZER = str(Path(builtin.__file__).parent / "data" / "minilm" / "tokenizer.json")
@@ -89,10 +90,25 @@ def test_of_a_text_of_megabytes_only_the_start_is_tokenised(monkeypatch: pytest.
 def test_bad_utf8_names_the_byte(plain: Preprocessor) -> None:
     with pytest.raises(BadRequest, match="input `text`: expected UTF-8 text, byte 2 is not"):
         plain.row(b"ab\xff")
-    good, bad, also_good = plain.rows([b"a", b"\xc3", "\U0001f600\0".encode()])
-    assert isinstance(bad, BadRequest)
-    assert not isinstance(good, BadRequest)
-    assert not isinstance(also_good, BadRequest)
+    with pytest.raises(BadRequest, match="byte 0 is not"):
+        plain.row(b"\xc3")
+
+
+def test_the_cheap_form_looks_at_the_beginning_only() -> None:
+    made = step()
+    text = "long words without any end " * 5000
+    assert made.cheap_row(text.encode())[0].tolist() == ids(made, text)
+    assert made.cheap_row(b"short")[0].tolist() == ids(made, "short")
+
+
+@pytest.mark.parametrize("character", ["e", "é", "漢", "\U0001f600"])
+@pytest.mark.parametrize("shift", range(4))
+def test_the_cheap_form_cuts_no_character_in_two(character: str, shift: int) -> None:
+    made = step()
+    (row,) = made.cheap_row(("x" * shift + character * 500).encode())
+    assert (row[0], row[-1]) == (CLS, SEP)
+    with pytest.raises(BadRequest, match="expected UTF-8"):
+        made.cheap_row(b"\x80" * 5000)
 
 
 def test_assemble_pads_to_the_longest_of_the_request() -> None:
