@@ -51,7 +51,7 @@ def check_inputs(request: InferRequest, specs: Sequence[TensorSpec], outputs: Se
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     # A loop and not `all(...)`: a generator per input costs more than the rest of the check.
-    for axis in range(1, len(expected)):
+    for axis in range(1, len(expected)):  # noqa: SIM110 - see above
         if expected[axis] not in (-1, shape[axis]):
             return False
     return True

@@ -7,7 +7,6 @@ from hybrid.messages import Timings
 from hybrid.telemetry.histogram import Histogram
 from hybrid.telemetry.snapshot import Outcomes, Stages
 
-
 _STAGES = ("e2e", "serialise", "parse", "preprocess", "queue", "copy", "compute", "post")
 _OPTIONAL = ("preprocess", "post")  # a request that skipped the stage is not counted in it
 _FOLD_AT = 1024
