@@ -5,7 +5,7 @@ type or out of range, is refused by `config_file.load` with the file, the key an
 here reads a file, an environment variable or the command line.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -73,7 +73,11 @@ class BatchingSettings(Settings, frozen=True):
     early_trigger: Positive | None = None
     queue_rows: Positive | None = None
     queue_bytes: Positive | None = None
-    size_edges: tuple[Positive, ...] = ()  # upper edges of size classes (tokens or pixels)
+    # Where `pad_inputs` names any. sorted: a batch is the most urgent request and its neighbours by length. classes:
+    # one queue per size class. fifo: one queue, whatever the length.
+    formation: Literal["sorted", "classes", "fifo"] = "sorted"
+    size_edges: tuple[Positive, ...] = ()  # upper edges of size classes (tokens or pixels); unset: learned
+    max_classes: Annotated[int, Meta(ge=1, le=32)] = 8  # the most that are learned
     pad_inputs: dict[str, int] = field(default_factory=dict)  # input -> fill value along dimension 1
     tolerance: float = 1e-3  # how far batched rows may be from the same rows alone, relative to the largest value
 
@@ -81,6 +85,7 @@ class BatchingSettings(Settings, frozen=True):
 class WorkerSettings(Settings, frozen=True):
     """How worker processes are cared for."""
 
+    device: str = "cpu"  # cpu, cuda or cuda:N (torch, onnxruntime), gpu, gpu.N or auto (openvino)
     instances: Positive | None = None
     threads: Positive | None = None
     pin: bool = True
@@ -126,13 +131,13 @@ class PreprocessSettings(Settings, frozen=True):
     text: TextSettings | None = None
     image: ImageSettings | None = None
     item_timeout_s: PositiveSeconds = 5.0
+    on_timeout: Literal["reject", "downgrade"] = "reject"
+    cache_bytes: Count = 0  # of results; 0 keeps none
     processes: Positive | None = None
     queue_items: Positive = 1024
     queue_bytes: Positive = 256 * 1024 * 1024
 
 
-    on_timeout: Literal["reject", "downgrade"] = "reject"
-    cache_bytes: Count = 0  # of results; 0 keeps none
 class SimulatedSettings(Settings, frozen=True):
     """A simulated device. Latency of a batch of b rows: fixed_ms + per_row_ms*b + per_token_ms*tokens.
 
@@ -155,23 +160,66 @@ class SimulatedSettings(Settings, frozen=True):
     seed: int = 0
 
 
+class TensorSettings(Settings, frozen=True):
+    """An input or output as `model.toml` declares it, for files that do not say. `shape` has the row dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[Annotated[int, Meta(ge=-1)], ...]  # -1 is variable
+
+
+class OpenVinoSettings(Settings, frozen=True):
+    """How OpenVINO computes. `cache_entries`: compiled kernels kept per kind of layer, one per shape."""
+
+    precision: Literal["f32", "bf16", "f16"] = "f32"
+    cache_entries: Count = 256
+
+
+class TorchSettings(Settings, frozen=True):
+    """How PyTorch computes. `cache_entries`: oneDNN kernels kept on the CPU, one per layer and shape."""
+
+    freeze: bool = True  # TorchScript: weights become constants
+    compile: bool = False  # exported programs: through torch.compile, which needs a C++ compiler
+    cuda_graphs: bool = False  # on CUDA: record a shape once, then replay it
+    tf32: bool = False  # on CUDA: let FP32 products round their inputs to 10 bits, which is faster
+    cache_entries: Positive = 256
+
+
+#: The engine that loads a file, by its suffix, where `engine` is "auto".
+ENGINE_OF_SUFFIX: Final = {".onnx": "onnxruntime", ".xml": "openvino", ".pt": "torch", ".pt2": "torch"}
+
+
 class ModelSettings(Settings, frozen=True):
     """One model: `model.toml`, a built-in, or made up around a bare model file."""
 
     name: str
     version: str = "1"
     versions: Literal["latest", "all"] | tuple[str, ...] = "latest"  # which of the folder's version sub-folders
-    engine: Literal["auto", "onnxruntime", "simulated"] = "auto"
+    engine: Literal["auto", "onnxruntime", "openvino", "torch", "simulated"] = "auto"
     file: str = ""  # absolute once loaded; relative to model.toml inside it
     task: Literal["", "embed", "classify", "simulated"] = ""
     description: str = ""
+    inputs: tuple[TensorSettings, ...] = ()  # for TorchScript, which does not say what it takes
+    outputs: tuple[TensorSettings, ...] = ()
     postprocess: Literal["", "mean_pool_l2"] = ""
     preprocess: PreprocessSettings = PreprocessSettings()
     batching: BatchingSettings = BatchingSettings()
     workers: WorkerSettings = WorkerSettings()
+    openvino: OpenVinoSettings = OpenVinoSettings()
+    torch: TorchSettings = TorchSettings()
     simulated: SimulatedSettings | None = None
     example_rows: tuple[str, ...] = ()  # for the curl line and warm-up; text as it is, images as base64
     slo_p99_ms: Annotated[float, Meta(gt=0)] | None = None
+
+
+def engine_of(model: ModelSettings) -> str:
+    """Return the name of the engine that a model asks for, or that its file's suffix stands for; "" when neither."""
+    if model.engine != "auto":
+        return model.engine
+    if model.simulated is not None:
+        return "simulated"
+    stem, dot, suffix = model.file.rpartition(".")
+    return ENGINE_OF_SUFFIX.get(dot + suffix.lower(), "") if stem else ""
 
 
 class Config(Settings, frozen=True):

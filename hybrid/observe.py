@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from hybrid import __version__
-from hybrid.batching.queue import Lane, LaneCounters
+from hybrid.batching.queue import LaneCounters, Piece
 from hybrid.facts import MachineFacts
 from hybrid.frontend.http import HttpServer
 from hybrid.serving.counters import Counters
@@ -168,6 +168,8 @@ def _model(model: ServedModel, now: float) -> snap.Model:
         e2e=model.tally.e2e.sparse(),
         stages=model.tally.stages(),
         classes=_classes(model, now),
+        pad_n=sum(counters.pad_n for counters in model.scheduler.state.lanes.classes.values()),
+        real_n=sum(counters.real_n for counters in model.scheduler.state.lanes.classes.values()),
         in_force=snap.InForce(
             max_batch=plan.max_batch,
             max_wait_s=plan.max_wait_s,
@@ -198,27 +200,26 @@ def _gone(name: str, version: str, counters: Counters) -> snap.Model:
 
 
 def _classes(model: ServedModel, now: float) -> tuple[snap.SizeClass, ...]:
-    lanes = model.scheduler.state.lanes
-    waiting: dict[str, list[Lane]] = {}
-    for lane in lanes:
-        if lane.rows:
-            waiting.setdefault(lane.key.size_class, []).append(lane)
-    max_batch = model.plan.max_batch
+    state = model.scheduler.state
+    waiting = state.lanes.waiting(state.policy)
+    counted = state.lanes.classes
+    # Right after edges were learned, something may wait in a class of which nothing was counted yet.
+    classes = counted | {key: LaneCounters() for key in waiting if key not in counted}
     return tuple(
-        _size_class(key, counters, waiting.get(key, []), max_batch, now) for key, counters in lanes.classes.items()
+        _size_class(key, counters, waiting.get(key, []), model.plan.max_batch, now) for key, counters in classes.items()
     )
 
 
-def _size_class(key: str, counters: LaneCounters, waiting: list[Lane], max_batch: int, now: float) -> snap.SizeClass:
+def _size_class(key: str, counters: LaneCounters, waiting: list[Piece], max_batch: int, now: float) -> snap.SizeClass:
     sizes = [0] * max(max_batch, max(counters.sizes_n, default=0))
     for rows, count in counters.sizes_n.items():
         sizes[rows - 1] = count
     return snap.SizeClass(
         key=key,
         hi=int(key) if key.isdigit() else None,
-        depth=sum(lane.rows for lane in waiting),
-        bytes=sum(lane.waiting_bytes() for lane in waiting),
-        oldest_s=max((now - lane.oldest() for lane in waiting), default=None),
+        depth=sum(piece.rows for piece in waiting),
+        bytes=sum(piece.ticket.nbytes * piece.rows // piece.ticket.rows for piece in waiting),
+        oldest_s=max((now - piece.ticket.arrived for piece in waiting), default=None),
         arrived_n=counters.arrived_n,
         batches_n=counters.batches_n,
         items_n=counters.rows_n,

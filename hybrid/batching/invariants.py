@@ -38,9 +38,10 @@ def _check_queue(state: "BatchState") -> None:
     queued = _open_pieces(state, PieceState.QUEUED)
     assert state.lanes.rows == sum(piece.rows for piece in queued), "queued rows miscounted"
     for lane in state.lanes:
-        mine = [piece for piece in queued if piece.ticket.lane_key == lane.key]
+        mine = [piece for piece in queued if piece.lane_key == lane.key]
         assert lane.rows == sum(piece.rows for piece in mine), f"rows of lane {lane.key} miscounted"
         assert lane.pieces == len(mine), f"pieces of lane {lane.key} miscounted"
+        assert lane.by_size is None or set(lane.by_size) == set(mine), f"order by size of lane {lane.key} is wrong"
         assert (lane in state.lanes._waiting) == bool(mine), f"lane {lane.key} waits wrongly"
         assert lane.oldest() == min((p.ticket.arrived for p in mine), default=INFINITY), "wrong oldest piece"
         assert lane.earliest_deadline() == min((p.ticket.deadline for p in mine), default=INFINITY), "wrong deadline"
@@ -55,7 +56,7 @@ def _check_flight(state: "BatchState") -> None:
         assert batch.worker in state.workers, "a batch runs on no worker"
         assert batch.id in state.workers[batch.worker].batches, "a batch is unknown to its worker"
         assert sum(piece.rows for piece in batch.pieces) == batch.rows, "batch rows miscounted"
-        assert len({piece.ticket.lane_key for piece in batch.pieces}) == 1, "a batch mixes lanes"
+        assert len({piece.lane_key for piece in batch.pieces}) == 1, "a batch mixes lanes"
         flying += batch.pieces
     for piece in flying:
         assert piece.state is PieceState.SENT, f"in flight but {piece.state}: {state.story(piece.ticket)}"

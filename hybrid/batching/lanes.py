@@ -1,13 +1,19 @@
-"""All lanes of one model: who waits where, how many rows in sum, and which lane may leave next."""
+"""All lanes of one model: who waits where, how many rows in sum, and which pieces leave next."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
+from hybrid.batching.classes import ONE_CLASS, BatchCost, class_of
 from hybrid.batching.cost import CostModel
+from hybrid.batching.formation import cut_even, cut_sorted
+from hybrid.batching.lane import Lane
 from hybrid.batching.policy import BatchPolicy, LaneView, leave_at, release
-from hybrid.batching.queue import INFINITY, Lane, LaneCounters, LaneKey, Piece
+from hybrid.batching.queue import INFINITY, LaneCounters, LaneKey, Piece, Ticket
+from hybrid.batching.types import Batch
 from hybrid.messages import ReleaseReason
 
 _MAX_LANES = 128
+_ROOM_LEFT = (ReleaseReason.FULL, ReleaseReason.EARLY_TRIGGER, ReleaseReason.IDLE_WORKER)
 
 
 class Lanes:
@@ -31,39 +37,65 @@ class Lanes:
         """Return the lane of this key if it exists."""
         return self._lanes.get(key)
 
-    def open(self, key: LaneKey, busy: Callable[[], Iterable[LaneKey]]) -> Lane:
-        """Create a lane. Shapes come from clients, so idle lanes are closed when there are many (`busy` ones stay)."""
-        if len(self._lanes) >= self._prune_at:
-            keep = set(busy())
-            self._lanes = {k: lane for k, lane in self._lanes.items() if lane.rows or k in keep}
-            # Lanes that are all in use cannot be closed; looking at them again for each new one would be quadratic.
-            self._prune_at = max(_MAX_LANES, 2 * len(self._lanes))
-        lane = self._lanes[key] = Lane(key, self.classes.setdefault(key.size_class, LaneCounters()))
-        return lane
+    def admit(self, ticket: Ticket, policy: BatchPolicy, busy: Callable[[], Iterable[LaneKey]]) -> None:
+        """Cut a ticket into pieces and queue each in its lane. Lanes in `busy` are not closed to make room."""
+        for piece in ticket.cut(self._counts(ticket, policy)):
+            key = _key_of(piece, policy)
+            piece.lane_key = key
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._open(key, policy, busy)
+            if not lane.rows:
+                self._waiting[lane] = None
+            lane.push(piece)
+            self.rows += piece.rows
+        self.counters(piece.lane_key, ticket.size, policy).arrived_n += 1
 
-    def push(self, lane: Lane, piece: Piece) -> None:
-        """Queue a piece."""
-        if not lane.rows:
-            self._waiting[lane] = None
-        lane.push(piece)
-        self.rows += piece.rows
+    def counters(self, key: LaneKey, size: int, policy: BatchPolicy) -> LaneCounters:
+        """Return the counters of the size class that something of this lane and size belongs to."""
+        name = _class_name(key, size, policy)
+        counters = self.classes.get(name)
+        if counters is None:
+            counters = self.classes[name] = LaneCounters()
+        return counters
 
     def forget(self, piece: Piece) -> None:
         """Account for a queued piece that leaves without being taken."""
-        lane = self._lanes[piece.ticket.lane_key]
+        lane = self._lanes[piece.lane_key]
         lane.forget(piece)
         self.rows -= piece.rows
         if not lane.rows:
             del self._waiting[lane]
 
-    def take(self, lane: Lane, max_rows: int) -> list[Piece]:
-        """Take the most urgent pieces of a lane that fit together."""
+    def form(
+        self, policy: BatchPolicy, draining: bool, now: float
+    ) -> tuple[LaneKey, list[Piece], ReleaseReason] | None:
+        """Take the pieces of the next batch out of their lane; None when nothing may leave."""
+        chosen = self.choose(policy, draining, now)
+        if chosen is None:
+            return None
+        lane, reason = chosen
         before = lane.rows
-        pieces = lane.take(max_rows)
-        self.rows -= before - lane.rows
+        pieces = lane.take(policy.max_batch)
+        taken = before - lane.rows
+        self.rows -= taken
         if not lane.rows:
             del self._waiting[lane]
-        return pieces
+        elif lane.by_size is not None and taken < policy.max_batch and reason in _ROOM_LEFT:
+            reason = ReleaseReason.SIZE_CLASS
+        return lane.key, pieces, reason
+
+    def ran(self, batch: Batch, seconds: float, policy: BatchPolicy) -> None:
+        """Learn from a batch that was executed."""
+        rows, size = batch.rows, batch.size
+        lane = self._lanes.get(batch.lane_key)
+        if lane is not None:
+            lane.observe(rows, size, seconds)
+        if size or policy.static:
+            true_size = sum([piece.true_size for piece in batch.pieces]) or rows  # rows without a size count as 1
+            padded_rows = max(rows, policy.max_batch) if policy.static else rows
+            padded_size = padded_rows * (policy.static_length or size or 1)
+            self.counters(batch.lane_key, size, policy).computed(true_size, padded_size)
 
     def choose(self, policy: BatchPolicy, draining: bool, now: float) -> tuple[Lane, ReleaseReason] | None:
         """Among lanes that may leave: priority first, then the one that had to leave first.
@@ -98,7 +130,46 @@ class Lanes:
 
     def slowest_s(self, rows: int) -> float:
         """Return the longest predicted time of a batch of `rows` over all lanes."""
-        return max((lane.cost.predict(rows) for lane in self._lanes.values()), default=0.0)
+        return max((lane.predict(rows) for lane in self._lanes.values()), default=0.0)
+
+    def batch_cost(self) -> BatchCost | None:
+        """Return what a batch costs, as far as the lanes have learned; None before."""
+        lines = (lane.size_cost.line() for lane in self._lanes.values())
+        line = next(filter(None, lines), None)
+        return BatchCost(fixed_s=line[0], per_unit_s=line[1]) if line is not None else None
+
+    def waiting(self, policy: BatchPolicy) -> dict[str, list[Piece]]:
+        """Return what waits by size class. O(n): asked once per snapshot."""
+        waiting: dict[str, list[Piece]] = {}
+        for lane in self._waiting:
+            for piece in lane:
+                waiting.setdefault(_class_name(lane.key, piece.size, policy), []).append(piece)
+        return waiting
+
+    def _open(self, key: LaneKey, policy: BatchPolicy, busy: Callable[[], Iterable[LaneKey]]) -> Lane:
+        """Create a lane. Shapes come from clients, so idle lanes are closed when there are many."""
+        if len(self._lanes) >= self._prune_at:
+            keep = set(busy())
+            self._lanes = {k: lane for k, lane in self._lanes.items() if lane.rows or k in keep}
+            # Lanes that are all in use cannot be closed; looking at them again for each new one would be quadratic.
+            self._prune_at = max(_MAX_LANES, 2 * len(self._lanes))
+        lane = self._lanes[key] = Lane(key, by_size=policy.formation == "sorted")
+        return lane
+
+    def _counts(self, ticket: Ticket, policy: BatchPolicy) -> Sequence[int]:
+        """Rows per piece: cut where the size changes much, if that is known, and where a batch is full."""
+        if ticket.rows == 1:
+            return (1,)
+        if not ticket.sizes or policy.formation == "fifo":
+            return cut_even(ticket.rows, policy.max_batch)
+        if policy.formation == "classes":
+            names = [class_of(policy.size_edges, size) for size in ticket.sizes]
+            groups = [sum(1 for _ in group) for _, group in groupby(names)]
+            return [count for rows in groups for count in cut_even(rows, policy.max_batch)]
+        lane = self._lanes.get(ticket.lane_key)
+        fixed = lane.size_cost.fixed_work() if lane is not None else None
+        usual = sum(ticket.sizes) / ticket.rows if fixed is None else fixed
+        return cut_sorted(ticket.sizes, policy.max_batch, max(1.0, usual))
 
     def _view(self, lane: Lane, policy: BatchPolicy, draining: bool) -> LaneView:
         # Deadlines only matter to a lane that may be held back; looking for the earliest one is not free.
@@ -107,6 +178,17 @@ class Lanes:
         return LaneView(lane.rows, lane.oldest(), due_at, self.rows - lane.rows, draining)
 
     def _due_at(self, lane: Lane, policy: BatchPolicy) -> float:
-        cost = lane.cost if lane.cost.known else self.unknown
-        predicted_s = cost.predict(min(lane.rows, policy.max_batch))
+        rows = min(lane.rows, policy.max_batch)
+        predicted_s = lane.cost.predict(rows * (lane.largest or 1)) if lane.cost.known else self.unknown.predict(rows)
         return lane.earliest_deadline() - predicted_s * (1.0 + policy.margin_ratio) - policy.margin_s
+
+
+def _key_of(piece: Piece, policy: BatchPolicy) -> LaneKey:
+    key = piece.ticket.lane_key
+    if policy.formation == "classes" and policy.size_edges:
+        return LaneKey(key.data_format, class_of(policy.size_edges, piece.size))
+    return key
+
+
+def _class_name(key: LaneKey, size: int, policy: BatchPolicy) -> str:
+    return key.size_class if key.size_class != ONE_CLASS else class_of(policy.size_edges, size)

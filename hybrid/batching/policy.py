@@ -5,9 +5,15 @@ arrivals no waiting rule gains more than 0.3 % over it and some lose 16 %. A wai
 waiting request, never from the end of the last batch: a clock started elsewhere delays a lone request for nothing.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 from hybrid.messages import ReleaseReason
+
+#: fifo: one queue per data format, most urgent first. classes: one queue per size class. sorted: one queue, and a
+#: batch is made of the most urgent piece and its neighbours by size.
+Formation = Literal["fifo", "classes", "sorted"]
 
 
 class BatchPolicy(Struct, frozen=True):
@@ -22,6 +28,10 @@ class BatchPolicy(Struct, frozen=True):
     # and half of all runs take longer than the mean.
     margin_s: float = 0.0
     margin_ratio: float = 0.0  # of the predicted compute
+    static: bool = False  # every batch runs as `max_batch` rows, and of rows that are padded as `static_length`
+    static_length: int = 0
+    formation: Formation = "fifo"
+    size_edges: tuple[int, ...] = ()  # rising upper edges of the size classes; what is above the last has its own class
 
 
 class LaneView(Struct, frozen=True):

@@ -18,12 +18,13 @@ from hybrid.batching.queue import INFINITY, Outcome, Piece, Ticket
 from hybrid.batching.state import BatchState
 from hybrid.batching.types import Batch
 from hybrid.config import WorkerSettings
-from hybrid.messages import FailureKind, ReleaseReason, Tensor
+from hybrid.messages import FailureKind, Tensor
 from hybrid.workers import wire
 from hybrid.workers.arena import pack_raw
+from hybrid.workers.pack import Rows
 from hybrid.workers.pool import BatchOrder, Output, WorkerPool
-
 from hybrid.workers.process import End
+
 log = logging.getLogger("hybrid.batching")
 
 Payload = tuple[Tensor, ...]
@@ -166,9 +167,7 @@ class Scheduler:
     def _send(self, batch: Batch) -> None:
         expected_s, limit_s = self._limits(batch)
         order = BatchOrder(batch.id, batch.worker, batch.rows, expected_s, limit_s)
-        pieces = [(piece.ticket.payload, piece.start, piece.rows) for piece in batch.pieces]
-        if (self._pad or self.pool.plan.static) and batch.reason is not ReleaseReason.ISOLATE:
-            self._count_padding(batch)
+        pieces = [_rows_of(piece) for piece in batch.pieces]
         try:
             self.pool.send(order, pieces, self._pad)
         except MemoryError as error:
@@ -182,17 +181,6 @@ class Scheduler:
             return expected_s, max(settings.hang_min_s, expected_s * settings.hang_factor)
         expected_s = 10.0 * self._warm.predict(batch.rows)
         return expected_s, max(6.0 * settings.hang_min_s, expected_s * settings.hang_factor)
-
-    def _count_padding(self, batch: Batch) -> None:
-        lane = self.state.lanes.get(batch.lane_key)
-        if lane is None:
-            return
-        plan = self.pool.plan
-        longest = plan.static_length or max(piece.ticket.size for piece in batch.pieces) or 1  # rows without a size
-        rows = max(batch.rows, plan.max_batch) if plan.static else batch.rows
-        real = sum((piece.ticket.size or 1) * piece.rows for piece in batch.pieces)
-        lane.stats.real_n += real
-        lane.stats.pad_n += longest * rows - real
 
     def _arm(self, now: float) -> None:
         """One timer per model. One that fires too early is kept: re-arming per request would cost more."""
@@ -218,6 +206,12 @@ def fingerprint(payload: Payload) -> bytes:
         array = tensor.array
         digest.update(pack_raw(list(array.flat)) if array.dtype == object else np.ascontiguousarray(array).data)
     return digest.digest()
+
+
+def _rows_of(piece: Piece) -> Rows:
+    """The rows of a piece. Of a request whose rows are sorted by length, a piece needs no more than its longest."""
+    ticket = piece.ticket
+    return Rows(ticket.payload, piece.start, piece.rows, piece.size if ticket.sizes else None)
 
 
 def _deliver(piece: Piece, outputs: Sequence[Output], row: int, batch_rows: int, ran: wire.Ran) -> None:

@@ -84,12 +84,8 @@ class BatchState:
         ticket.arrived = now
         self.tickets[ticket.id] = ticket
         self.held_bytes += ticket.nbytes
-        lane = self.lanes.get(ticket.lane_key) or self.lanes.open(ticket.lane_key, self._busy_lanes)
-        lane.stats.arrived_n += 1
-        pieces = ticket.cut(policy.max_batch)
-        for piece in pieces:
-            self.lanes.push(lane, piece)
-        ticket.open_pieces = len(pieces)
+        self.lanes.admit(ticket, policy, self._busy_lanes)
+        ticket.open_pieces = len(ticket.pieces)
         self._deadlines.watch(ticket)
         self._log.append((now, ticket.id, "queued"))
 
@@ -142,20 +138,18 @@ class BatchState:
     def complete(self, batch_id: int, seconds: float, now: float) -> list[Ticket]:
         """The batch ran; return the tickets that are complete with it."""
         batch = self._take_batch(batch_id, now)
-        lane = self.lanes.get(batch.lane_key)
-        if lane is not None:
-            lane.cost.observe(batch.rows, seconds)
+        self.lanes.ran(batch, seconds, self.policy)
         ended: list[Ticket] = []
         for piece in batch.pieces:
             self._move(piece, "finish", now)
-                if ticket.digest:
-                    self._poison.acquit(ticket.digest)
             ticket = piece.ticket
             if ticket.outcome is not None:
                 self._orphans -= 1
                 continue
             ticket.open_pieces -= 1
             if ticket.open_pieces == 0:
+                if ticket.digest:
+                    self._poison.acquit(ticket.digest)
                 self._close(ticket, Outcome.OK, now)
                 ended.append(ticket)
         return ended
@@ -208,7 +202,7 @@ class BatchState:
     def predicted_s(self, batch: Batch) -> float:
         """Return how long the batch should take by the fitted line of its lane."""
         lane = self.lanes.get(batch.lane_key)
-        return lane.cost.predict(batch.rows) if lane is not None else 0.0
+        return lane.cost.predict(batch.rows * (batch.size or 1)) if lane is not None else 0.0
 
     def drain(self) -> None:
         """Release what waits without waiting for more, and so what still comes.
@@ -267,18 +261,14 @@ class BatchState:
 
     def _busy_lanes(self) -> set[LaneKey]:
         busy = {batch.lane_key for batch in self.batches.values()}
-        return busy.union(piece.ticket.lane_key for group in self._isolated for piece in group)
+        return busy.union(piece.lane_key for group in self._isolated for piece in group)
 
     def _form(self, worker: Worker, now: float) -> Batch | None:
         if self._next_isolated():
             group = [piece for piece in self._isolated.popleft() if piece.state is PieceState.ISOLATED]
-            return self._send(worker, group[0].ticket.lane_key, group, ReleaseReason.ISOLATE, now)
-        chosen = self.lanes.choose(self.policy, self.draining, now)
-        if chosen is None:
-            return None
-        lane, reason = chosen
-        pieces = self.lanes.take(lane, self.policy.max_batch)
-        return self._send(worker, lane.key, pieces, reason, now)
+            return self._send(worker, group[0].lane_key, group, ReleaseReason.ISOLATE, now)
+        formed = self.lanes.form(self.policy, self.draining, now)
+        return self._send(worker, *formed, now) if formed is not None else None
 
     def _send(self, worker: Worker, lane_key: LaneKey, pieces: list[Piece], reason: ReleaseReason, now: float) -> Batch:
         self._next_batch += 1
@@ -294,7 +284,7 @@ class BatchState:
         worker.batches.append(batch.id)
         self._free.place(worker)
         self.stats.batches_n += 1
-        self.lanes.classes[lane_key.size_class].count(rows, reason)
+        self.lanes.counters(lane_key, batch.size, self.policy).count(rows, reason)
         return batch
 
     def _take_batch(self, batch_id: int, now: float) -> Batch:

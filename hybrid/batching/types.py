@@ -17,7 +17,7 @@ class IllegalMove(Exception):
 class Batch:
     """Pieces that run together on one worker, in the order of their rows in the batch."""
 
-    __slots__ = ("id", "lane_key", "pieces", "reason", "rows", "sent_at", "started_at", "worker")
+    __slots__ = ("id", "lane_key", "pieces", "reason", "rows", "sent_at", "size", "started_at", "worker")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Batch:
         self.lane_key = lane_key
         self.pieces = pieces
         self.rows = rows
+        self.size = max([piece.size for piece in pieces])  # what its rows are padded to; 0 where sizes do not matter
         self.reason = reason
         self.sent_at = now
         self.started_at = now  # later than sent_at when it waited behind another batch of the same worker

@@ -32,7 +32,6 @@ def minilm() -> ModelSettings:
         ),
         postprocess="mean_pool_l2",
         batching=BatchingSettings(
-            size_edges=(16, 32, 64, 128, 256),
             pad_inputs={"input_ids": 0, "attention_mask": 0, "token_type_ids": 0},
         ),
         example_rows=("A man is playing the guitar.", "Someone plays music on a guitar."),

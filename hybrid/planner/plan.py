@@ -17,7 +17,9 @@ from hybrid.planner.guess import (
     for_throughput,
     front_end_cpus,
     guess_cpu,
+    guess_device,
     guess_simulated,
+    has_own_device,
     is_simulated,
 )
 from hybrid.planner.layers import Choices, layers_of
@@ -52,15 +54,10 @@ def first_plan(
         ConfigError: two models share name and version, or the overrides contradict each other.
     """
     _refuse_twins(models)
-    choices = {_key(m): Choices(layers_of(m, profile, flags or PlanOverrides(), is_simulated(m))) for m in models}
-    shares = _shares(machine, [m for m in models if not is_simulated(m)], choices)
+    choices = {_key(m): Choices(layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models}
+    shares = _shares(machine, [m for m in models if not has_own_device(m)], choices)
     sizes = file_bytes or {}
-    guesses = {
-        _key(m): guess_simulated(m)
-        if is_simulated(m)
-        else guess_cpu(machine, shares[_key(m)], len(shares), sizes.get(m.name, 0))
-        for m in models
-    }
+    guesses = {_key(m): _guess(m, machine, shares, sizes.get(m.name, 0)) for m in models}
     if objective == "throughput":
         guesses = {key: for_throughput(guess) for key, guess in guesses.items()}
     demands = [_demand(machine, m, guesses[_key(m)], choices[_key(m)]) for m in models]
@@ -72,6 +69,14 @@ def first_plan(
 
 
 _Key = tuple[str, str]
+
+
+def _guess(model: ModelSettings, machine: MachineFacts, shares: Mapping[_Key, int], file_bytes: int) -> Guess:
+    if is_simulated(model):
+        return guess_simulated(model)
+    if has_own_device(model):
+        return guess_device(model)
+    return guess_cpu(model, machine, shares[_key(model)], len(shares), file_bytes)
 
 
 def _key(model: ModelSettings) -> _Key:
@@ -245,7 +250,7 @@ def _size_edges(model: ModelSettings, batching: str) -> tuple[tuple[int, ...], s
         return (), "One size class: static batching gives every row the same length."
     if edges:
         return edges, "Set by the model's settings: requests of like size share a batch, so padding stays small."
-    return edges, "One size class: the model names no edges."
+    return edges, "None yet: learned from the sizes of live requests."
 
 
 def _refuse_above(model: str, choices: Choices, key: str, value: int, limit_key: str, limit: int) -> None:

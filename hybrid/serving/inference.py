@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hybrid.batching.queue import INFINITY, LaneKey, Outcome, Ticket
+from hybrid.batching.queue import INFINITY, Outcome, Ticket
 from hybrid.errors import (
     BadRequest,
     ClientGone,
@@ -22,9 +22,11 @@ from hybrid.errors import (
     WorkerLost,
 )
 from hybrid.messages import FailureKind, InferRequest, InferResponse, Tensor, TensorSpec, Timings
+from hybrid.preprocess.base import Preprocessor, Row
 from hybrid.preprocess.job import Job, Prepared
 from hybrid.protocol.check import check_inputs
 from hybrid.serving.model import ServedModel
+from hybrid.serving.sizes import lane_of, rising
 
 DEFAULT_PRIORITY: Final = 5
 
@@ -47,8 +49,8 @@ class Inference:
     """
 
     __slots__ = (
-        "_deadline", "_held_bytes", "_job", "_model", "_on_answer", "_parse_s", "_preprocess_s", "_received_at",
-        "_request", "_ticket",
+        "_deadline", "_downgraded", "_held_bytes", "_job", "_model", "_on_answer", "_parse_s", "_places",
+        "_preprocess_s", "_received_at", "_request", "_ticket",
     )  # fmt: skip
 
     def __init__(
@@ -60,10 +62,12 @@ class Inference:
         self._parse_s = parse_s
         self._held_bytes = held_bytes
         self._preprocess_s = 0.0
+        self._downgraded = 0
         self._deadline = INFINITY
         self._on_answer: Callable[[Answer], None] | None = None
         self._ticket: Ticket | None = None
         self._job: Job | None = None
+        self._places: np.ndarray[Any, Any] | None = None  # of the client's rows, where they travel in another order
 
     def start(self, deadline: float, on_answer: Callable[[Answer], None]) -> None:
         """Check the request and send it on its way.
@@ -134,13 +138,14 @@ class Inference:
             self._answer_error(result)
             return
         self._preprocess_s = result.seconds
+        self._downgraded = result.downgraded
         preprocessor = self._model.preprocessor
         assert preprocessor is not None
         try:
             if not self._model.accepting:
                 raise self._not_ready()
-            tensors = preprocessor.assemble(result.rows)
-            self._enqueue(tensors, len(result.rows), preprocessor.size(result.rows))
+            rows, sizes = self._sorted(result.rows, preprocessor)
+            self._enqueue(preprocessor.assemble(rows), len(rows), preprocessor.size(rows), sizes)
         except HybridError as error:
             self._answer_error(error)
 
@@ -158,7 +163,16 @@ class Inference:
         if rows > limit:
             raise TooLarge(f"{rows} rows in one request; the queue of {self._model.name} holds {limit} (queue_rows)")
 
-    def _enqueue(self, tensors: tuple[Tensor, ...], rows: int, size: int) -> None:
+    def _sorted(self, rows: Sequence[Row], preprocessor: Preprocessor) -> tuple[Sequence[Row], Sequence[int]]:
+        """Put rows of different length in rising order, to be cut and padded accordingly; answers are put back."""
+        if len(rows) > 1 and self._model.sorts_rows:
+            found = rising(rows, lambda row: preprocessor.size((row,)))
+            if found is not None:
+                rows, sizes, self._places = found
+                return rows, sizes
+        return rows, ()
+
+    def _enqueue(self, tensors: tuple[Tensor, ...], rows: int, size: int, sizes: Sequence[int] = ()) -> None:
         self._refuse_oversized(rows)
         nbytes = max(self._held_bytes, sum(tensor.nbytes for tensor in tensors))
         if nbytes > self._model.plan.queue_bytes:
@@ -166,8 +180,8 @@ class Inference:
             raise TooLarge(
                 f"{nbytes} bytes in one request; the queue of {self._model.name} holds {limit} (queue_bytes)"
             )
-        settings = self._model.settings.batching
-        key, size = lane_of(tensors, settings.pad_inputs, self._model.plan.size_edges, size)
+        key, size = lane_of(tensors, self._model.settings.batching.pad_inputs, size)
+        size = size or self._model.area_of(tensors)
         longest = self._model.plan.static_length
         if longest and size > longest:
             raise BadRequest(
@@ -183,6 +197,9 @@ class Inference:
             deadline=self._deadline,
             on_done=self._on_done,
         )
+        self._ticket.sizes = sizes
+        if size:
+            self._model.note_sizes(sizes or (size,) * rows)
         try:
             self._model.scheduler.submit(self._ticket)
         except HybridError:
@@ -203,12 +220,16 @@ class Inference:
         return InferResponse(
             model_name=self._model.settings.name,
             model_version=self._model.settings.version,
-            outputs=tuple([Tensor(out.name, out.datatype, out.array) for out in outputs]),
+            outputs=tuple([Tensor(out.name, out.datatype, self._unsorted(out.array)) for out in outputs]),
             id=self._request.id,
             timings=Timings(self._parse_s, self._preprocess_s, queue_s, ticket.copy_s, ticket.compute_s, ticket.post_s),
             batch_rows=ticket.batch_rows,
             finite=all([out.finite for out in outputs]),
+            downgraded=self._downgraded,
         )
+
+    def _unsorted(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return array if self._places is None else array[self._places]
 
     def _error(self, ticket: Ticket) -> HybridError:
         if ticket.outcome is Outcome.EXPIRED:
@@ -235,41 +256,3 @@ class Inference:
         if on_answer is not None:
             self._model.open_n -= 1
         return on_answer
-
-
-def lane_of(tensors: Sequence[Tensor], pad: dict[str, int], edges: Sequence[int], size: int) -> tuple[LaneKey, int]:
-    """Return which lane a request belongs to, and its size (the length along the padded dimension).
-
-    Tensors that may be padded share a lane per size class; all others must agree in every trailing dimension.
-
-    Raises:
-        BadRequest: padded tensors of one request differ in length. Padding would make them agree in some batches, so
-            that the answer depended on who else is in the batch.
-    """
-    if len(tensors) == 1 and not pad:
-        only = tensors[0]
-        return LaneKey((only.datatype, only.array.shape[1:])), size
-    data_format: list[Any] = []
-    length: int | None = None
-    for tensor in tensors:
-        shape = tensor.array.shape[1:]
-        if tensor.name in pad and shape:
-            length = shape[0] if length is None else length
-            if shape[0] != length:
-                raise _lengths_fault(tensors, pad)
-            size = max(size, length)
-            shape = shape[1:]
-        data_format.append((tensor.datatype, shape))
-    return LaneKey(tuple(data_format), _class_of(edges, size)), size
-
-
-def _lengths_fault(tensors: Sequence[Tensor], pad: dict[str, int]) -> BadRequest:
-    shapes = ", ".join(f"{t.name!r} {list(t.array.shape)}" for t in tensors if t.name in pad)
-    return BadRequest(f"inputs disagree on dimension 1, the length of a row: {shapes}")
-
-
-def _class_of(edges: Sequence[int], size: int) -> str:
-    if not edges:
-        return "all"
-    position = int(np.searchsorted(edges, size))
-    return str(edges[position]) if position < len(edges) else f"{edges[-1]}+"

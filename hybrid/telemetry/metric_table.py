@@ -55,6 +55,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec("hybrid_batch_fill_ratio", "gauge", _MC, "Mean rows per batch since start / batch limit."),
     MetricSpec("hybrid_tokens_total", "counter", _MC, "True tokens (or pixels) computed, padding left out."),
     MetricSpec("hybrid_padding_tokens_total", "counter", _MC, "Padding tokens (or pixels) computed for nothing."),
+    MetricSpec("hybrid_padding_ratio", "gauge", _M, "Padding / all tokens (or pixels) computed since start."),
     MetricSpec("hybrid_worker_up", "gauge", _MW, "1 when the process in this worker slot takes batches, else 0."),
     MetricSpec("hybrid_worker_restarts_total", "counter", _M, "Worker processes started again after an end."),
     MetricSpec("hybrid_worker_ends_total", "counter", ("model", "cause"), "Worker processes ended, by cause."),

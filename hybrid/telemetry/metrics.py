@@ -175,6 +175,8 @@ def _model(samples: _Samples, model: Model) -> None:
     max_batch = model.in_force.max_batch if model.in_force else 0
     if max_batch:
         samples.highest("hybrid_batch_rows_limit", max_batch, model.name)
+    if model.real_n:
+        samples.highest("hybrid_padding_ratio", model.pad_n / (model.pad_n + model.real_n), model.name)
     for size_class in model.classes:
         _class(samples, model.name, size_class, max_batch)
 

@@ -187,7 +187,10 @@ class WorkerEnds(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """One version of a served model. `slowest` names the stages (seconds) of the slowest 1 % of answers."""
+    """One version of a served model. `slowest` names the stages (seconds) of the slowest 1 % of answers.
+
+    `pad_n` and `real_n` are those of its classes in sum.
+    """
 
     name: str
     version: str
@@ -200,6 +203,8 @@ class Model(Struct, frozen=True, kw_only=True):
     stages: Stages = Stages()
     slowest: dict[str, float] = {}
     classes: tuple[SizeClass, ...] = ()
+    pad_n: int = 0
+    real_n: int = 0
     in_force: InForce | None = None
     restarts_n: int = 0
     worker_ends: tuple[WorkerEnds, ...] = ()

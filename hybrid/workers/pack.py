@@ -5,7 +5,7 @@ those are filled up to the longest piece of this batch, or to the one length tha
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,16 @@ from hybrid.messages import Tensor
 from hybrid.workers.arena import Slab, aligned, pack_raw
 from hybrid.workers.wire import Block
 
-Rows = tuple[tuple[Tensor, ...], int, int]  # the request's tensors, first row, number of rows
 Array = np.ndarray[Any, Any]
+
+
+class Rows(NamedTuple):
+    """Some rows of a request's tensors. Of inputs that may be padded only `length` along dimension 1 is needed."""
+
+    tensors: tuple[Tensor, ...]
+    start: int
+    rows: int
+    length: int | None = None  # as long as the tensors are
 
 
 def pack_batch(
@@ -24,7 +32,7 @@ def pack_batch(
 
     Inputs in `pad` become at least `length` long.
     """
-    inputs = pieces[0][0]
+    inputs = pieces[0].tensors
     shapes: list[tuple[int, ...]] = []
     lengths: list[int] = []
     raws: dict[int, bytes] = {}
@@ -35,7 +43,7 @@ def pack_batch(
             lengths.append(len(raws[index]))
         else:
             if first.name in pad:
-                longest = max(length, *(tensors[index].array.shape[1] for tensors, _, _ in pieces))
+                longest = max(length, *(piece.length or piece.tensors[index].array.shape[1] for piece in pieces))
                 shape = (rows, longest, *first.array.shape[2:])
             lengths.append(_product(shape) * first.array.itemsize)
         shapes.append(shape)
@@ -67,27 +75,27 @@ def _write(
 
 
 def _copy_rows(target: Array, pieces: Sequence[Rows], index: int, fill: int | None) -> None:
-    if fill is None and all(start == 0 and len(tensors[index].array) == count for tensors, start, count in pieces):
+    if fill is None and all(piece.start == 0 and len(piece.tensors[index].array) == piece.rows for piece in pieces):
         if len(pieces) == 1:
-            target[...] = pieces[0][0][index].array
+            target[...] = pieces[0].tensors[index].array
         else:
-            np.concatenate([tensors[index].array for tensors, _, _ in pieces], out=target)
+            np.concatenate([piece.tensors[index].array for piece in pieces], out=target)
         return
     at = 0
-    for tensors, start, count in pieces:
+    for tensors, start, count, needed in pieces:
         source = tensors[index].array[start : start + count]
         if fill is None:
             target[at : at + count] = source
         else:
-            length = source.shape[1]
-            target[at : at + count, :length] = source
+            length = needed or source.shape[1]
+            target[at : at + count, :length] = source[:, :length]
             target[at : at + count, length:] = fill
         at += count
 
 
 def _join_bytes(pieces: Sequence[Rows], index: int) -> bytes:
     return b"".join(
-        pack_raw(list(tensors[index].array[start : start + count].flat)) for tensors, start, count in pieces
+        pack_raw(list(piece.tensors[index].array[piece.start : piece.start + piece.rows].flat)) for piece in pieces
     )
 
 

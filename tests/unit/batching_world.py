@@ -37,6 +37,7 @@ class World:
         self.crash: dict[int, set[int]] = {}  # rows that kill the worker
         self.memory_rows = 10**9  # larger batches run out of memory
         self.events = 0
+        self.computed = 0  # tokens, padding included
         self._ids = count(1)
         for _ in range(workers):
             self.up(slots)
@@ -52,7 +53,9 @@ class World:
     def submit(self, rows: int = 1, *, poison: Iterable[int] = (), crash: Iterable[int] = (), **given: Any) -> Ticket:
         given.setdefault("lane_key", LANES[0])
         given.setdefault("payload", b"payload")
+        sizes = given.pop("sizes", ())
         ticket = Ticket(rows=rows, **given)
+        ticket.sizes = sizes
         self.state.submit(ticket, self.now)
         self.tickets.append(ticket)
         self.answers[ticket.id] = []
@@ -88,6 +91,7 @@ class World:
 
     def complete(self, batch: Batch) -> list[Ticket]:
         row = 0
+        self.computed += batch.rows * max(piece.size for piece in batch.pieces)
         for piece in batch.pieces:
             row += piece.rows
             if piece.ticket.outcome is None:
@@ -168,6 +172,8 @@ class World:
         assert sum(state.stats.outcomes.values()) == len(self.tickets)
         classes = state.lanes.classes.values()
         assert sum(counters.arrived_n for counters in classes) == len(self.tickets)
+        assert sum(counters.real_n + counters.pad_n for counters in classes) == self.computed
+        assert all(counters.pad_n >= 0 for counters in classes)
         assert sum(counters.batches_n for counters in classes) == state.stats.batches_n == len(self.runs)
         assert sum(counters.rows_n for counters in classes) == sum(batch.rows for batch in self.runs)
         assert sum(n for counters in classes for n in counters.released.values()) == len(self.runs)

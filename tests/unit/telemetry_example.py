@@ -56,6 +56,8 @@ def example_model(name="minilm", version="1", **changes):
             ),
             SizeClass(key="32-"),
         ),
+        "pad_n": 100,
+        "real_n": 300,
         "in_force": InForce(max_batch=8, max_wait_s=0.0),
         "restarts_n": 3,
         "worker_ends": (WorkerEnds("signal", 2), WorkerEnds("hang", 1)),

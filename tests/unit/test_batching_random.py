@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid.batching.policy import BatchPolicy
-from hybrid.batching.queue import INFINITY, Outcome, Ticket
+from hybrid.batching.queue import INFINITY, LaneKey, Outcome, Ticket
 from hybrid.errors import PoisonRefused, QueueFull, TooLarge
 from hybrid.messages import FailureKind
 
+SHARED = (*LANES[:2], LaneKey("ids"), LaneKey("other ids"))
 EXAMPLES, STEPS = 60, 1000  # a step is an event or two: over 100,000 events in a default run
 seeds = st.integers(0, 2**32 - 1)
 
@@ -49,10 +50,12 @@ class Chaos(World):
         payload = b"%d" % rng.randrange(30) if bad or crash else b"good %d" % rng.randrange(10**9)
         before = (self.state.lanes.rows, self.state.held_bytes, len(self.state.tickets))
         policy, nbytes, priority = self.state.policy, rng.randint(0, 300), rng.randint(1, 9)
+        sizes = sorted(rng.choice([3, 8, 9, 30, 200]) for _ in range(rows)) if rng.random() < 0.5 else []
+        size = sizes[-1] if sizes else rng.choice([0, 4, 40, 250])
         try:
             ticket = self.submit(
                 rows, poison=bad, crash=crash, payload=payload, nbytes=nbytes, deadline=deadline, priority=priority,
-                lane_key=rng.choice(LANES),
+                lane_key=rng.choice(SHARED), size=size, sizes=sizes,
             )  # fmt: skip
         except (QueueFull, TooLarge, PoisonRefused):
             assert before == (self.state.lanes.rows, self.state.held_bytes, len(self.state.tickets))
@@ -116,6 +119,8 @@ def _policy(rng: random.Random) -> BatchPolicy:
         early_trigger=rng.choice([max_batch, max(1, max_batch // 2), 64]),
         queue_rows=rng.choice([30, 100, 300]),
         queue_bytes=rng.choice([2_000, 20_000]),
+        formation=rng.choice(["fifo", "classes", "sorted", "sorted"]),
+        size_edges=rng.choice([(), (8,), (8, 32, 256)]),
     )
 
 

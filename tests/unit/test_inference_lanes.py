@@ -1,14 +1,13 @@
-"""Which requests may share a batch: lanes by datatype, trailing shape and size class."""
+"""Which requests may share a batch: lanes by datatype and trailing shape; areas, and rows in rising order."""
 
 import numpy as np
 import pytest
 
 from hybrid.errors import BadRequest
-from hybrid.messages import DTYPES, Tensor
-from hybrid.serving.inference import lane_of
+from hybrid.messages import DTYPES, Tensor, TensorSpec
+from hybrid.serving.sizes import area_of, lane_of, rising, variable_dims
 
 PAD = {"ids": 0, "mask": 0}
-EDGES = (16, 32)
 
 
 def tensor(name: str, *shape: int, datatype: str = "FP32") -> Tensor:
@@ -19,8 +18,8 @@ def padded(length: int, rows: int = 1) -> list[Tensor]:
     return [tensor(name, rows, length, datatype="INT64") for name in PAD]
 
 
-def lane(*tensors: Tensor, edges: tuple[int, ...] = (), size: int = 0, pad: dict[str, int] | None = None):
-    return lane_of(tensors, pad or {}, edges, size)
+def lane(*tensors: Tensor, size: int = 0, pad: dict[str, int] | None = None):
+    return lane_of(tensors, pad or {}, size)
 
 
 def test_rows_do_not_matter_shapes_and_types_do():
@@ -37,17 +36,9 @@ def test_every_input_counts():
     assert one != lane(tensor("a", 1, 4), tensor("b", 1, 3))
 
 
-@pytest.mark.parametrize(
-    ("length", "size_class"), [(1, "16"), (16, "16"), (17, "32"), (32, "32"), (33, "32+"), (500, "32+")]
-)
-def test_padded_inputs_share_a_lane_per_size_class(length: int, size_class: str):
-    key, size = lane(*padded(length), edges=EDGES, pad=PAD)
-    assert (key.size_class, size) == (size_class, length)
-    assert (lane(*padded(1), edges=EDGES, pad=PAD)[0] == key) == (size_class == "16")
-
-
-def test_without_edges_all_lengths_share_one_lane():
+def test_padded_inputs_of_all_lengths_share_one_lane():
     assert lane(*padded(3), pad=PAD)[0] == lane(*padded(300), pad=PAD)[0]
+    assert lane(*padded(300), pad=PAD)[1] == 300
 
 
 def test_what_is_not_padded_still_separates():
@@ -63,3 +54,25 @@ def test_padded_inputs_of_different_lengths_are_refused_alone_as_in_a_batch():
 
 def test_the_size_from_preprocess_is_kept():
     assert lane(tensor("pixels", 2, 8), size=224 * 224)[1] == 224 * 224
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((-1, 3, -1, -1), (2, 3)), ((-1, -1), (1,)), ((-1, 3, 224, 224), None), ((-1,), None)]
+)
+def test_area_is_the_product_of_what_varies(shape: tuple[int, ...], dims: tuple[int, ...] | None):
+    found = variable_dims((TensorSpec("flags", "BOOL", (-1, 2)), TensorSpec("x", "FP32", shape)))
+    assert found == (None if dims is None else ("x", dims))
+    if found is not None:
+        sent = [tensor("flags", 2, 2), tensor("x", *(dim if dim > 0 else 5 + place for place, dim in enumerate(shape)))]
+        assert area_of(sent, found) == {(2, 3): 7 * 8, (1,): 6}[dims]
+        assert area_of(sent[:1], found) == 0
+
+
+def test_rows_in_rising_order_and_the_way_back():
+    words = ["ccc", "a", "bb", "dd", "e"]
+    found = rising(words, len)
+    assert found is not None
+    rows, sizes, places = found
+    assert (rows, sizes) == (["a", "e", "bb", "dd", "ccc"], [1, 1, 2, 2, 3])
+    assert [rows[place] for place in places] == words
+    assert rising(["aa", "bb"], len) is None

@@ -26,6 +26,7 @@ hybrid_batch_rows_limit gauge model
 hybrid_batch_fill_ratio gauge model class
 hybrid_tokens_total counter model class
 hybrid_padding_tokens_total counter model class
+hybrid_padding_ratio gauge model
 hybrid_worker_up gauge model worker
 hybrid_worker_restarts_total counter model
 hybrid_worker_ends_total counter model cause
@@ -114,6 +115,7 @@ def test_no_series_comes_twice_with_two_versions_of_a_model():
         ("hybrid_batch_fill_ratio", {"model": "minilm", "class": "0-32"}, 14 / 32),
         ("hybrid_batch_rows_sum", {"model": "minilm", "class": "0-32"}, 14),
         ("hybrid_padding_tokens_total", {"model": "minilm", "class": "0-32"}, 100),
+        ("hybrid_padding_ratio", {"model": "minilm"}, 0.25),
         ("hybrid_worker_up", {"model": "minilm", "worker": "w0"}, 1),
         ("hybrid_worker_up", {"model": "minilm", "worker": "w1"}, 0),
         ("hybrid_worker_ends_total", {"model": "minilm", "cause": "hang"}, 1),

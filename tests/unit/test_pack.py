@@ -8,7 +8,7 @@ from test_arena import values
 
 from hybrid.messages import DTYPES, Tensor
 from hybrid.workers.arena import Slab, read_array
-from hybrid.workers.pack import pack_batch
+from hybrid.workers.pack import Rows, pack_batch
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def tensor(name, datatype, array):
 
 def packed(slab, pieces, pad=None):
     """Pack and read back: name -> array."""
-    rows = sum(count for _, _, count in pieces)
-    blocks = pack_batch(slab, pieces, rows, pad or {})
+    rows = sum(piece[2] for piece in pieces)
+    blocks = pack_batch(slab, [Rows(*piece) for piece in pieces], rows, pad or {})
     return {block.name: read_array(slab.view(slab.size), block) for block in blocks}
 
 
@@ -85,6 +85,17 @@ def test_padding_of_pieces_and_of_deeper_shapes(slab):
     batch = packed(slab, pieces, {"x": -1})["x"]
     assert np.array_equal(batch[:2], long[1:3])
     assert batch[2].tolist() == [[1, 1], [-1, -1], [-1, -1]]
+
+
+def test_a_piece_is_as_long_as_it_needs_to_be(slab):
+    """Of a request whose rows are sorted by length, the short ones do not pay for the longest."""
+    ids = np.array([[1, 0, 0, 0], [2, 2, 0, 0], [3, 3, 3, 3]])
+    request = (tensor("ids", "INT64", ids),)
+    other = (tensor("ids", "INT64", np.array([[7, 7, 7]])),)
+    assert packed(slab, [(request, 0, 2, 2)], {"ids": 0})["ids"].tolist() == [[1, 0], [2, 2]]
+    batch = packed(slab, [(request, 0, 2, 2), (other, 0, 1)], {"ids": 9})["ids"]
+    assert batch.tolist() == [[1, 0, 9], [2, 2, 9], [7, 7, 7]]
+    assert packed(slab, [(request, 2, 1, 4)], {"ids": 0})["ids"].tolist() == [[3, 3, 3, 3]]
 
 
 def test_rows_without_elements(slab):
