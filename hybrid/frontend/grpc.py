@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _BIND_ATTEMPTS: Final = 16
-#: Status texts travel in a trailer, and clients take trailers of 8 KiB; each character may take three bytes there.
-_TEXT_CHARACTERS: Final = 2000
+#: Status texts travel in a trailer, where a byte that is not ASCII takes three. Clients refuse trailers over 8 KiB.
+_TEXT_BYTES: Final = 2000
 #: A connection whose client does not answer a ping for so long is closed: its machine or network is gone.
 _PING_S: Final = 60
 _PING_TIMEOUT_S: Final = 20
@@ -138,10 +138,10 @@ def _call(context: Any) -> Call:
 
 def _fail(context: Any, error: HybridError) -> bytes:
     """Set status, text and trailers. The library's `abort` does the same by raising, which costs more and is logged."""
-    text = str(error) or error.code
-    text = text if len(text) <= _TEXT_CHARACTERS else text[:_TEXT_CHARACTERS] + "..."
+    text = (str(error) or error.code).encode(errors="backslashreplace")
+    cut = text if len(text) <= _TEXT_BYTES else text[:_TEXT_BYTES] + b"..."
     context.set_code(getattr(grpc.StatusCode, error.grpc_code))
-    context.set_details(text.encode(errors="backslashreplace").decode())
+    context.set_details(cut.decode(errors="ignore"))
     context.set_trailing_metadata(
         (("hybrid-code", error.code), *((name.lower(), value) for name, value in error.headers.items()))
     )
