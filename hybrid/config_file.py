@@ -140,6 +140,10 @@ def _convert(hint: Any, value: object, where: str, key: str) -> Any:
             return load_settings(nested, value, where, key + ".")
         if get_origin(hint) is dict:  # a table of tables, such as [model.NAME]
             return {name: _convert(get_args(hint)[1], inner, where, f"{key}.{name}") for name, inner in value.items()}
+    nested = _struct_of(get_args(hint)[0]) if get_origin(hint) is tuple else None
+    if nested is not None and isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        # a list of tables, such as [[inputs]]; counted from 1, as people count
+        return tuple(load_settings(nested, item, where, f"{key}.{at}.") for at, item in enumerate(value, 1))
     try:
         if not _finite(value):  # TOML has nan and inf, and nan would slip through an open range
             raise msgspec.ValidationError

@@ -27,7 +27,8 @@ class MemoryFacts(Struct, frozen=True):
     """What an engine knows of its own memory, in bytes; None where it cannot tell."""
 
     allocated: int | None = None
-    reserved: int | None = None
+    reserved: int | None = None  # taken from the device, `allocated` included
+    fragmented: int | None = None  # of what is reserved: unused, and stuck between blocks in use
 
 
 class EngineFailure(Exception):

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hybrid.config import ModelSettings
+from hybrid.config import ModelSettings, engine_of
 from hybrid.facts import MachineFacts
 
 MIB: Final = 1024 * 1024
@@ -19,6 +19,8 @@ _CPU_MAX_BATCH: Final = 8
 _THROUGHPUT_BATCH: Final = 32
 _THROUGHPUT_DEPTH: Final = 2
 _DEVICE_MAX_BATCH: Final = 64
+#: Engine -> its name for people.
+_ENGINES: Final = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch"}
 _DEVICE_BATCH_CAP: Final = 128
 _DEVICE_MEMORY_SHARE: Final = 0.85
 _WORKER_BASE_BYTES: Final = 200 * MIB
@@ -45,13 +47,19 @@ def is_simulated(model: ModelSettings) -> bool:
     return model.engine == "simulated" or (model.engine == "auto" and model.simulated is not None)
 
 
+def has_own_device(model: ModelSettings) -> bool:
+    """Whether the model computes elsewhere than on the CPUs of this machine."""
+    return is_simulated(model) or model.workers.device != "cpu"
+
+
 def front_end_cpus(usable: int) -> int:
     """CPUs left to the front end and preprocessing. Small machines share: giving away 1 of 4 costs a quarter."""
     return 0 if usable < 8 else 1 if usable < 24 else 2
 
 
-def guess_cpu(machine: MachineFacts, share: int, models: int, file_bytes: int) -> Guess:
+def guess_cpu(model: ModelSettings, machine: MachineFacts, share: int, models: int, file_bytes: int) -> Guess:
     """Workers of one thread on every CPU of the share, as far as memory goes."""
+    engine, engine_why = _engine(model)
     usable = machine.cpu.usable
     each = file_bytes * _WORKER_FILE_FACTOR + _WORKER_BASE_BYTES
     budget = int(machine.memory_limit_bytes * _WORKER_MEMORY_SHARE / models)
@@ -73,18 +81,44 @@ def guess_cpu(machine: MachineFacts, share: int, models: int, file_bytes: int) -
         )
     return Guess(
         device="cpu",
-        engine="onnxruntime",
+        engine=engine,
         instances=instances,
         max_batch=_CPU_MAX_BATCH,
         reasons={
-            "device": "The model runs on the CPU, the only device that this plan knows for it.",
-            "engine": "ONNX Runtime is the engine for .onnx files on CPUs.",
+            "device": "The model runs on the CPU: its settings ask for no other device.",
+            "engine": engine_why,
             "instances": _sentence(why),
             "threads_per_instance": f"Workers of one thread beat one worker of many at small batches: {_MEASURED}.",
             "max_batch": "On CPUs most of the gain is there at 8 rows, and a larger batch delays its first row more.",
             "max_wait_ms": "A CPU worker gains little from waiting: an idle one takes whatever is there.",
             "pipeline_depth": "One batch at a time per worker keeps requests in the queue, where they can still be "
             "reordered or dropped.",
+        },
+    )
+
+
+def guess_device(model: ModelSettings) -> Guess:
+    """One worker drives a GPU that the settings name. How many rows its memory holds is not known before measuring."""
+    engine, engine_why = _engine(model)
+    device = model.workers.device
+    overlaps = engine == "torch" and device.startswith("cuda")
+    return Guess(
+        device=device,
+        engine=engine,
+        instances=1,
+        max_batch=_DEVICE_MAX_BATCH,
+        pipeline_depth=2 if overlaps else 1,
+        pin=False,
+        reasons={
+            "device": f"The model's settings ask for `{device}`.",
+            "engine": engine_why,
+            "instances": "One worker keeps a device busy, and a second would hold its weights a second time.",
+            "threads_per_instance": "The device computes; the worker's one thread only feeds it.",
+            "max_batch": f"{_DEVICE_MAX_BATCH} rows, until the model has been measured on this device.",
+            "max_wait_ms": "While the device is busy the next batch fills by itself: waiting adds nothing.",
+            "pipeline_depth": "A second batch is copied to the device while the first computes."
+            if overlaps
+            else "This engine starts a batch when the one before it is done.",
         },
     )
 
@@ -128,6 +162,16 @@ def for_throughput(guess: Guess) -> Guess:
     if rows != guess.max_batch:
         reasons["max_batch"] = f"Throughput counts and latency does not; beyond {rows} rows a CPU gains nothing more."
     return replace(guess, max_batch=rows, pipeline_depth=_THROUGHPUT_DEPTH, reasons=guess.reasons | reasons)
+
+
+def _engine(model: ModelSettings) -> tuple[str, str]:
+    """The engine and why. A model that no engine takes has been refused where its file was looked at."""
+    name = engine_of(model) or "onnxruntime"
+    known = _ENGINES.get(name, name)
+    if model.engine != "auto":
+        return name, f"The model's settings ask for {known}."
+    _, dot, suffix = model.file.rpartition(".")
+    return name, f"{known} is the engine for {dot}{suffix} files." if dot else f"{known} is the engine of first choice."
 
 
 def _sentence(text: str) -> str:

@@ -46,12 +46,19 @@ def plan_here(
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a model file with its external weights (`model.onnx.data`, `model.onnx_data`); 0 when not there.
+    """Size of a model file with its weights beside it (`model.onnx.data`, `model.onnx_data`, `model.bin` of an .xml).
+
+    0 when there is none.
 
     A missing file is no error here: the worker that loads it reports it with the engine's own words.
     """
     try:
-        beside = [other for other in path.parent.iterdir() if other.name.startswith(path.name)]
-        return sum(other.stat().st_size for other in beside if other == path or other.name.endswith("data"))
+        beside = [other for other in path.parent.iterdir() if other.name.startswith(path.stem)]
+        weights = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else path
+        return sum(
+            other.stat().st_size
+            for other in beside
+            if other in (path, weights) or (other.name.startswith(path.name) and other.name.endswith("data"))
+        )
     except OSError:
         return 0

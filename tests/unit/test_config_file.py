@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hybrid.config import Config, ImageSettings, ModelSettings, TextSettings
+from hybrid.config import Config, ImageSettings, ModelSettings, TensorSettings, TextSettings
 from hybrid.config_file import load_config, load_settings, load_toml, nearest, replace_setting
 from hybrid.errors import ConfigError
 from hybrid.planner.profiles import ProfileFile
@@ -43,7 +43,7 @@ def test_unknown_key_deep_inside_an_optional_table() -> None:
 
 def test_unknown_key_that_resembles_nothing_lists_the_known_ones() -> None:
     message = refusal({"name": "m", "workers": {"zzz": 3}})
-    assert message.startswith("model.toml: unknown key `workers.zzz`; known: hang_factor, hang_min_s, ")
+    assert message.startswith("model.toml: unknown key `workers.zzz`; known: device, hang_factor, ")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,21 @@ def test_missing_key() -> None:
 def test_table_of_tables_keeps_the_whole_path() -> None:
     message = refusal({"model": {"minilm": {"max_bach": 3}}}, ProfileFile)
     assert message == "model.toml: unknown key `model.minilm.max_bach`; did you mean `model.minilm.max_batch`?"
+
+
+def test_lists_of_tables_keep_the_whole_path() -> None:
+    x = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
+    made = load_settings(ModelSettings, {"name": "m", "inputs": [x]}, "m.toml")
+    assert made.inputs == (TensorSettings(name="x", datatype="FP32", shape=(-1, 4)),)
+    for wrong, message in (
+        ([x, {"name": "y"}], "missing key `inputs.2.datatype`; expected a string"),
+        ([x | {"shape": [-2]}], "`inputs.1.shape`: expected a list, each an integer >= -1"),
+        ([x | {"kind": "FP32"}], "unknown key `inputs.1.kind`"),
+        (["x"], "`inputs`: expected a list, each a table"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_settings(ModelSettings, {"name": "m", "inputs": wrong}, "m.toml")
+        assert message in str(caught.value)
 
 
 def test_a_struct_that_checks_itself_is_reported_with_its_table() -> None:

@@ -1,5 +1,6 @@
 """Row checks, exception mapping, warm-up and the check whether batching is legal."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -175,15 +176,22 @@ def test_registry_chooses_by_setting_then_suffix() -> None:
     assert engine_name(ModelSettings(name="m", file="a.ONNX")) == "onnxruntime"
     assert engine_name(ModelSettings(name="m", simulated=SimulatedSettings())) == "simulated"
     assert engine_name(ModelSettings(name="m", engine="simulated")) == "simulated"
-    for file in ("m.xml", "m.pt", "m.pt2"):
-        with pytest.raises(StartupError, match="this build has no such engine yet"):
-            load_engine(ModelSettings(name="m", file=file), EngineSettings())
-    with pytest.raises(ConfigError, match=r"expected a file that ends in \.onnx"):
-        engine_name(ModelSettings(name="m", file="m.txt"))
+    assert [engine_name(ModelSettings(name="m", file=f"m.{s}")) for s in ("xml", "pt", "pt2")] == [
+        "openvino",
+        "torch",
+        "torch",
+    ]
+    assert engine_name(ModelSettings(name="m", file="m.onnx", engine="openvino")) == "openvino"
+    for file in ("m.txt", "onnx", ""):
+        with pytest.raises(ConfigError, match=r"expected a file that ends in \.onnx, \.xml, \.pt, \.pt2"):
+            engine_name(ModelSettings(name="m", file=file))
+    with pytest.raises(ConfigError, match=r"engine torch does not take `m\.onnx`; expected .* \.pt or \.pt2"):
+        engine_name(ModelSettings(name="m", file="m.onnx", engine="torch"))
 
 
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "hybrid.engines.onnxruntime_engine", None)
-    monkeypatch.delattr("hybrid.engines.onnxruntime_engine", raising=False)
-    with pytest.raises(StartupError, match=r"pip install 'hybrid-serve\[onnxruntime\]'"):
-        load_engine(ModelSettings(name="m", file="m.onnx"), EngineSettings())
+@pytest.mark.parametrize(("engine", "file"), [("onnxruntime", "m.onnx"), ("openvino", "m.xml"), ("torch", "m.pt")])
+def test_a_missing_library_names_the_extra(engine: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"hybrid.engines.{engine}_engine", None)
+    monkeypatch.delattr(f"hybrid.engines.{engine}_engine", raising=False)
+    with pytest.raises(StartupError, match=rf"pip install 'hybrid-serve\[{engine}\]'"):
+        load_engine(ModelSettings(name="m", file=file), EngineSettings())

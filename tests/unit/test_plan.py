@@ -60,6 +60,29 @@ def test_two_cpus() -> None:
     assert (made.queue_rows, made.queue_bytes, made.pipeline_depth) == (1024, 256 * MIB, 1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "engine", "why"),
+    [
+        ({"file": "a.onnx"}, "onnxruntime", "ONNX Runtime is the engine for .onnx files."),
+        ({"file": "a.XML"}, "openvino", "OpenVINO is the engine for .XML files."),
+        ({"file": "a.pt2"}, "torch", "PyTorch is the engine for .pt2 files."),
+        ({"file": "a.onnx", "engine": "openvino"}, "openvino", "The model's settings ask for OpenVINO."),
+    ],
+)
+def test_the_engine_follows_settings_and_file(settings: dict[str, Any], engine: str, why: str) -> None:
+    made = plan(model(**settings))
+    assert (made.device, made.engine, made.reasons["engine"]) == ("cpu", engine, why)
+
+
+def test_a_model_on_a_gpu_has_one_unpinned_worker_and_leaves_the_cpus_to_others() -> None:
+    gpu = model("gpu", file="a.pt", workers=WorkerSettings(device="cuda:1"))
+    first, second = first_plan(machine(2), [gpu, model("cpu")], None)
+    assert (first.device, numbers(first), first.cores, first.pipeline_depth) == ("cuda:1", (1, 1), ((),), 2)
+    assert (second.device, numbers(second), second.cores) == ("cpu", (2, 1), ((0,), (1,)))
+    intel = plan(model(file="a.xml", workers=WorkerSettings(device="gpu")))
+    assert (intel.device, intel.engine, intel.pipeline_depth) == ("gpu", "openvino", 1)
+
+
 @pytest.mark.parametrize(("usable", "workers"), [(1, 1), (2, 2), (7, 7), (8, 7), (23, 22), (24, 22), (64, 62)])
 def test_large_machines_leave_cpus_to_the_front_end(usable: int, workers: int) -> None:
     assert plan(model(), machine(usable, memory=64 * GIB)).instances == workers
@@ -260,9 +283,17 @@ def test_versions_of_one_model_share_the_machine_like_models() -> None:
 
 
 def test_external_weights_count_as_part_of_the_model_file(tmp_path: Path) -> None:
-    for name, size in (("m.onnx", 10), ("m.onnx.data", 200), ("m.onnx_data", 3000), ("m.onnx.txt", 40_000)):
+    for name, size in (
+        ("m.onnx", 10),
+        ("m.onnx.data", 200),
+        ("m.onnx_data", 3000),
+        ("m.onnx.txt", 40_000),
+        ("m.bin", 500_000),
+    ):
         (tmp_path / name).write_bytes(b"x" * size)
     assert file_bytes(tmp_path / "m.onnx") == 3210
+    (tmp_path / "m.xml").write_bytes(b"x")
+    assert file_bytes(tmp_path / "m.xml") == 500_001
     assert file_bytes(tmp_path / "nowhere" / "m.onnx") == 0
 
 
