@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ class Load(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """One round: requests, their rate and latency, and the CPU of all processes of the server."""
+    """One round: requests answered and computed, latency, and the CPU of all processes of the server."""
 
     requests: int
     seconds: float
@@ -31,6 +32,7 @@ class Measured(Struct, frozen=True):
     p50_us: float
     p99_us: float
     cpu_s: float
+    computed: int
 
     @property
     def rate(self) -> float:
@@ -39,12 +41,18 @@ class Measured(Struct, frozen=True):
 
     @property
     def cpu_us_per_request(self) -> float:
-        """CPU of the server's processes per request, in microseconds."""
-        return self.cpu_s / self.requests * 1e6
+        """CPU of the server's processes per computed request, in microseconds."""
+        return self.cpu_s / self.computed * 1e6
 
 
-def drive(load: Load, connections: int, seconds: int, server_pid: int) -> Measured:
+def drive(
+    load: Load, connections: int, seconds: int, server_pid: int, executed: Callable[[], int] | None = None
+) -> Measured:
     """Run wrk with one thread and return what it saw.
+
+    `executed` returns how many requests the server has computed and waits until none is in flight. wrk leaves with as
+    many unanswered requests as it has connections; for slow models they are a good part of a round, and their CPU must
+    not be put on the answered ones.
 
     Raises:
         RuntimeError: wrk is missing, or nothing was answered.
@@ -53,11 +61,13 @@ def drive(load: Load, connections: int, seconds: int, server_pid: int) -> Measur
         raise RuntimeError("this benchmark needs `wrk` (apt-get install wrk)")
     with tempfile.TemporaryDirectory() as folder:
         script = _script(Path(folder), load)
+        done = executed() if executed is not None else 0
         before = tree_cpu_s(server_pid)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "--timeout", "30s"]
         output = subprocess.run([*command, "-s", str(script), load.url], capture_output=True, text=True, check=True)
+        computed = executed() - done if executed is not None else 0
         cpu_s = tree_cpu_s(server_pid) - before
-    return _parse(output.stdout, cpu_s)
+    return _parse(output.stdout, cpu_s, computed)
 
 
 def tree_cpu_s(pid: int) -> float:
@@ -94,7 +104,7 @@ def _script(folder: Path, load: Load) -> Path:
     return path
 
 
-def _parse(text: str, cpu_s: float) -> Measured:
+def _parse(text: str, cpu_s: float, computed: int) -> Measured:
     done = re.search(r"(\d+) requests in ([\d.]+)(us|ms|s|m),", text)
     if done is None or int(done[1]) == 0:
         raise RuntimeError(f"wrk measured nothing:\n{text}")
@@ -107,6 +117,7 @@ def _parse(text: str, cpu_s: float) -> Measured:
         p50_us=_percentile(text, "50%"),
         p99_us=_percentile(text, "99%"),
         cpu_s=cpu_s,
+        computed=computed or int(done[1]),
     )
 
 

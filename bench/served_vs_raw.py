@@ -5,6 +5,7 @@ the raw one. `nsfw` gets its tensor in binary form.
 """
 
 import json
+import time
 import urllib.request
 
 import numpy as np
@@ -57,11 +58,15 @@ def _measure(model: str, pairs: int) -> tuple[list[Measured], list[RawRound], fl
         load = _load(base, model)
         ask(load)
         drive(load, _CONNECTIONS, 2, pid)
+
+        def executed() -> int:
+            return _settled_rows(base, model)
+
         for pair in range(pairs):
             steps = ["served", "raw"] if pair % 2 == 0 else ["raw", "served"]
             for step in steps:
                 if step == "served":
-                    served.append(drive(load, _CONNECTIONS, _SECONDS, pid))
+                    served.append(drive(load, _CONNECTIONS, _SECONDS, pid, executed))
                 else:
                     raw.append(run_raw(model, _BATCH, _CORES, _SECONDS))
         return served, raw, _mean_batch(base, model)
@@ -78,6 +83,20 @@ def _load(base: str, model: str) -> Load:
 
 
 def _mean_batch(base: str, model: str) -> float:
+    stats = _stats(base, model)
+    return round(stats["inference_count"] / stats["execution_count"], 2)
+
+
+def _settled_rows(base: str, model: str) -> int:
+    """Wait until the count of executed rows stands still, and return it."""
+    before = -1
+    while (now := _stats(base, model)["inference_count"]) != before:
+        before = now
+        time.sleep(0.6)
+    return now
+
+
+def _stats(base: str, model: str) -> dict[str, int]:
     with urllib.request.urlopen(f"{base}/v2/models/{model}/stats", timeout=10) as answer:
-        stats = json.load(answer)["model_stats"][0]
-    return round(float(stats["inference_count"]) / float(stats["execution_count"]), 2)
+        stats: dict[str, int] = json.load(answer)["model_stats"][0]
+        return stats
