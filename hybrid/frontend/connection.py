@@ -29,6 +29,8 @@ _LINGER_S: Final = 10.0
 _LINGER_BYTES: Final = 256 * 1024 * 1024
 _OVERLOAD_LINGER_S: Final = 1.0
 _MAX_OVERLOAD: Final = 256
+#: Whoever has just connected is about to send: closing on it at a drain would look like a lost request.
+NEW_S: Final = 0.5
 
 
 class Connection(asyncio.Protocol):
@@ -50,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._feeding = self._advancing = False  # inside the parser, inside the answer loop: neither may be re-entered
         self._closing = self._eof = False
         self.deadline = math.inf
+        self._new_until = 0.0
 
     # Called by the event loop.
 
@@ -59,7 +62,9 @@ class Connection(asyncio.Protocol):
         self._wire = Wire(cast(asyncio.Transport, transport))
         if len(shared.connections) < shared.max_connections:
             shared.connections.add(self)
-            self.deadline = shared.clock() + shared.limits.idle_timeout_s
+            now = shared.clock()
+            self._new_until = now + NEW_S
+            self.deadline = now + shared.limits.idle_timeout_s
             return
         shared.refused_connections_n += 1
         if len(shared.overload) >= _MAX_OVERLOAD:
@@ -127,11 +132,11 @@ class Connection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether something would be lost by closing now: a request on its way in or out, or an unsent answer."""
-        return self._wire.unsent_bytes > 0 or (not self._closing and self._has_requests())
+        return self._wire.unsent_bytes > 0 or (not self._closing and (self._has_requests() or self._is_new()))
 
     def close_if_idle(self) -> None:
         """Close unless a request is open."""
-        if not self._closing and not self._has_requests():
+        if not self._closing and not self._has_requests() and not self._is_new():
             self._close()
 
     def end_streams(self) -> None:
@@ -215,8 +220,12 @@ class Connection(asyncio.Protocol):
     def _has_requests(self) -> bool:
         return bool(self._queue or self._held or self._backlog) or self._parser.phase in (HEAD, BODY)
 
+    def _is_new(self) -> bool:
+        return self._new_until > 0.0 and self._shared.clock() < self._new_until
+
     def _feed(self, data: bytes | memoryview) -> None:
         self._feeding = True
+        self._new_until = 0.0
         error = self._parser.feed(data, self._shared.clock())
         if error is not None:
             self._shared.bad_requests_n += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from hybrid.config import HttpLimits, TlsFiles
-from hybrid.frontend.connection import Connection
+from hybrid.frontend.connection import NEW_S, Connection
 from hybrid.frontend.exchange import Exchange, StreamWriter
 from hybrid.frontend.halfclosed import Watcher
 from hybrid.frontend.listen import Listener, affordable_connections, listening_sockets, tls_context
@@ -93,6 +93,7 @@ class HttpServer:
         self._shared.draining = True
         if self._loop is not None:
             self._loop.call_later(_DRAIN_GRACE_S, self._close_idle)
+            self._loop.call_later(_DRAIN_GRACE_S + NEW_S, self._close_idle)
 
     async def close(self, timeout_s: float) -> int:
         """Drain, wait for the open requests, then drop the rest. Returns how many requests were dropped."""

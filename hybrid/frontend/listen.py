@@ -54,6 +54,7 @@ class Listener:
         self._tls: ssl.SSLContext | None = None
         self._handshake_timeout_s = 0.0
         self._reviving: asyncio.Task[None] | None = None
+        self._late: set[asyncio.Task[object]] = set()
 
     async def open(self, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
         """Begin to accept."""
@@ -81,11 +82,33 @@ class Listener:
         self._reviving = asyncio.get_running_loop().create_task(self.open(self._tls, self._handshake_timeout_s))
 
     def close(self) -> None:
-        """Stop accepting; connections stay."""
-        self._spare.close()
+        """Stop accepting; connections stay, also those that the kernel has made and nobody has seen yet."""
         if self._server is not None:
+            self._take_waiting()
             self._server.close()
             self._server = None
+        self._spare.close()
+
+    def _take_waiting(self) -> None:
+        """Accept what is queued: closing would reset connections whose clients believe that they are connected."""
+        loop = asyncio.get_running_loop()
+        timeout_s = None if self._tls is None else self._handshake_timeout_s
+        for _ in range(_BACKLOG):
+            try:
+                sock, _ = self._spare.accept()
+            except OSError:
+                return  # nobody waits (or no descriptor is left)
+            sock.setblocking(False)
+            task = loop.create_task(
+                loop.connect_accepted_socket(self._factory, sock, ssl=self._tls, ssl_handshake_timeout=timeout_s)
+            )
+            self._late.add(task)
+            task.add_done_callback(self._settled)
+
+    def _settled(self, task: asyncio.Task[object]) -> None:
+        self._late.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("a connection was lost before it began: %s", task.exception())
 
 
 async def listening_sockets(host: str, port: int) -> list[socket.socket]:

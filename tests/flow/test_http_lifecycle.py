@@ -213,7 +213,7 @@ def test_draining_closes_idle_connections_and_serves_the_rest() -> None:
         started = time.monotonic()
         service.call(service.server.begin_drain)
         assert idle.recv(1) == b""
-        assert time.monotonic() - started < 0.2
+        assert time.monotonic() - started < 0.8  # it has only just connected, so it is given a moment to send
         service.answer(0)
         status, head, _ = read_answer(used)
         assert (status, b"\r\nConnection: close" in head) == (200, True)

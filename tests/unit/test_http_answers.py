@@ -373,6 +373,24 @@ def test_idle_connections_close_when_draining() -> None:
     assert client.transport.closed
 
 
+def test_whoever_has_just_connected_is_about_to_send() -> None:
+    client = Client(echo)
+    client.server.begin_drain()
+    client.connection.close_if_idle()
+    assert not client.transport.closed
+    assert client.connection.busy
+    client.send(get())
+    assert client.responses[0].headers["connection"] == "close"
+
+
+def test_whoever_connected_a_while_ago_and_says_nothing_is_idle() -> None:
+    client = Client(echo)
+    client.clock.advance(0.6)
+    assert not client.connection.busy
+    client.connection.close_if_idle()
+    assert client.transport.closed
+
+
 def test_streams_end_properly_when_the_server_stops() -> None:
     client = Client().send(get())
     stream, closed = start(client)
