@@ -5,7 +5,7 @@ Engines live only in worker processes. An engine maps its own exceptions onto `E
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -56,6 +56,7 @@ class Engine(Protocol):
 
         Raises:
             EngineFailure: with the kind that says whether the data, the engine or memory is at fault.
+            SystemExit: this process can use its device no more; the server replaces it.
         """
 
     def memory(self) -> MemoryFacts:
@@ -63,3 +64,33 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything; the engine is not used afterwards."""
+
+
+class Begun(Protocol):
+    """A batch that computes while the worker does something else."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> Arrays:
+        """Return the outputs, as `Engine.run` does.
+
+        Raises:
+            EngineFailure, SystemExit: as `Engine.run`.
+        """
+
+
+@runtime_checkable
+class OverlappingEngine(Engine, Protocol):
+    """An engine whose next batch may begin before the last has ended, so that copies run beside computing."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it does so on its device; where not, only `run` is called."""
+
+    def begin(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Begun:
+        """Start one batch and return; `inputs` stay as they are until it has ended. Batches end in order.
+
+        Raises:
+            EngineFailure, SystemExit: as `run`.
+        """

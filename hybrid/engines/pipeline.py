@@ -4,14 +4,15 @@ Whatever goes wrong in a run leaves here as an `EngineFailure`, whoever raised i
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybrid.engines import postprocess as steps
 from hybrid.engines import warmup
-from hybrid.engines.base import Arrays, Engine, EngineFailure, MemoryFacts
+from hybrid.engines.base import Arrays, Begun, Engine, EngineFailure, MemoryFacts, OverlappingEngine
 from hybrid.messages import FailureKind, Signature
 
 
@@ -36,6 +37,8 @@ class Pipeline:
         raw = engine.signature
         self.static_rows = static_rows
         self._engine = engine
+        self._overlapping = engine if isinstance(engine, OverlappingEngine) and engine.overlaps else None
+        self._ended = 0.0  # when the last batch did: one that overlapped it began to compute then
         self._names = tuple(spec.name for spec in raw.outputs)
         self._post = steps.build(postprocess, raw)
         outputs = raw.outputs if self._post is None else self._post.outputs
@@ -69,20 +72,37 @@ class Pipeline:
         Raises:
             EngineFailure: as `run`.
         """
-        began = time.perf_counter()
-        try:
-            outputs = self._run_engine(inputs, rows)
+        return self.begin(inputs, rows).finish()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a batch may begin before the last one has finished."""
+        return self._overlapping is not None
+
+    def begin(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> "Batch":
+        """Start a batch, which an engine that does not overlap computes when it is finished.
+
+        Raises:
+            EngineFailure: as `run`.
+        """
+        batch = Batch(self, inputs, rows)
+        if self._overlapping is not None:
+            with _failures():
+                filled, fixed = self._filled(inputs, rows)
+                batch.begun = self._overlapping.begin(filled, fixed)
+        return batch
+
+    def finish(self, batch: "Batch") -> Executed:
+        """See `Batch.finish`."""
+        with _failures():
+            outputs = self._outputs(batch)
             computed = time.perf_counter()
+            compute_s = computed - max(batch.began, self._ended)
+            self._ended = computed
             if self._post is None:
-                return Executed(outputs, computed - began, 0.0)
-            outputs = self._post(inputs, outputs)
-            return Executed(outputs, computed - began, time.perf_counter() - computed)
-        except EngineFailure:
-            raise
-        except MemoryError as error:
-            raise EngineFailure(FailureKind.MEMORY, f"out of memory: {error}") from error
-        except Exception as error:
-            raise EngineFailure(FailureKind.ENGINE, f"{type(error).__name__}: {error}") from error
+                return Executed(outputs, compute_s, 0.0)
+            outputs = self._post(batch.inputs, outputs)
+            return Executed(outputs, compute_s, time.perf_counter() - computed)
 
     def warm(self, rows: int, length: int = 16) -> float:
         """Run one made-up batch, variable dimensions being `length`, and return the seconds it took.
@@ -113,18 +133,28 @@ class Pipeline:
         """Release the engine."""
         self._engine.close()
 
-    def _run_engine(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> Arrays:
-        fixed = self._engine.max_rows or self.static_rows or rows
-        if rows >= fixed:  # with more rows than it takes, the engine says so in its own words
-            outputs = self._engine.run(inputs, rows)
-            self._check_rows(outputs, rows)
-            return outputs
-        repeated = {
-            name: np.concatenate([array, np.repeat(array[-1:], fixed - rows, axis=0)]) for name, array in inputs.items()
-        }
-        outputs = self._engine.run(repeated, fixed)
+    def _outputs(self, batch: "Batch") -> Arrays:
+        rows = batch.rows
+        if batch.begun is not None:
+            fixed, outputs = self._fixed(rows), batch.begun.wait()
+        else:
+            filled, fixed = self._filled(batch.inputs, rows)
+            outputs = self._engine.run(filled, fixed)
         self._check_rows(outputs, fixed)
-        return {name: array[:rows] for name, array in outputs.items()}
+        return outputs if fixed == rows else {name: array[:rows] for name, array in outputs.items()}
+
+    def _fixed(self, rows: int) -> int:
+        """How many rows are run for `rows`. With more than it takes, the engine says so in its own words."""
+        return max(rows, self._engine.max_rows or self.static_rows)
+
+    def _filled(self, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> tuple[Mapping[str, Any], int]:
+        fixed = self._fixed(rows)
+        if fixed == rows:
+            return inputs, rows
+        missing = fixed - rows
+        return {
+            name: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for name, array in inputs.items()
+        }, fixed
 
     def _check_rows(self, outputs: Arrays, rows: int) -> None:
         for name in self._names:
@@ -134,3 +164,38 @@ class Pipeline:
             if array.ndim == 0 or array.shape[0] != rows:
                 got = "has no row dimension" if array.ndim == 0 else f"has {array.shape[0]} rows"
                 raise EngineFailure(FailureKind.OUTPUT, f"output `{name}` {got}, expected {rows}")
+
+
+class Batch:
+    """A batch that has begun. `inputs` must stay as they are until it is finished."""
+
+    def __init__(self, pipeline: Pipeline, inputs: Mapping[str, np.ndarray[Any, Any]], rows: int) -> None:
+        self.inputs, self.rows = inputs, rows
+        self.began = time.perf_counter()
+        self.begun: Begun | None = None
+        self._pipeline = pipeline
+
+    def done(self) -> bool:
+        """Whether `finish` would not wait for the device."""
+        return self.begun is None or self.begun.done()
+
+    def finish(self) -> Executed:
+        """Return outputs and times. The time of a batch that overlapped another counts from the end of that one.
+
+        Raises:
+            EngineFailure: as `Pipeline.run`.
+        """
+        return self._pipeline.finish(self)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Let nothing out but an `EngineFailure`."""
+    try:
+        yield
+    except EngineFailure:
+        raise
+    except MemoryError as error:
+        raise EngineFailure(FailureKind.MEMORY, f"out of memory: {error}") from error
+    except Exception as error:
+        raise EngineFailure(FailureKind.ENGINE, f"{type(error).__name__}: {error}") from error

@@ -7,19 +7,31 @@ becomes an event, and only a broken engine ends the process.
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybrid.engines.base import EngineFailure
-from hybrid.engines.pipeline import Pipeline
+from hybrid.engines.pipeline import Batch, Pipeline
 from hybrid.engines.registry import load_engine
 from hybrid.errors import HybridError
 from hybrid.messages import FailureKind
-from hybrid.workers import child, wire
+from hybrid.workers import child, overlap, wire
 from hybrid.workers.arena import Slab, read_array, write_arrays
 
 log = logging.getLogger("hybrid.worker")
+
+
+class Started(NamedTuple):
+    """A batch that computes, and how long it took to map its inputs."""
+
+    command: wire.Run
+    mapped_s: float
+    batch: Batch
+
+    def done(self) -> bool:
+        """Whether finishing it would not wait for the device."""
+        return self.batch.done()
 
 
 class ModelWorker:
@@ -37,24 +49,41 @@ class ModelWorker:
         """Return what the engine says it has allocated."""
         return self._engine.memory().allocated
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether `begin` may be called again before the batch of the last call is finished."""
+        return self._pipeline.overlaps
+
     def run(self, command: wire.Run) -> wire.Event:
         """Execute one batch; the outputs lie in the slot's output slab when this returns."""
+        started = self.begin(command)
+        return self.finish(started) if isinstance(started, Started) else started
+
+    def begin(self, command: wire.Run) -> "Started | wire.Event":
+        """Start one batch, or say why it could not."""
         began = time.perf_counter()
         inputs_slab, outputs_slab = self._slots[command.slot]
         outputs_slab.release()  # the server has copied what was in it, or this slot would not be in use again
         try:
             data = inputs_slab.view(command.mapped)
             inputs = {block.name: read_array(data, block) for block in command.blocks}
-            mapped = time.perf_counter()
-            outputs, compute_s, post_s = self._pipeline.run_timed(inputs, command.rows)
+            mapped_s = time.perf_counter() - began
+            return Started(command, mapped_s, self._pipeline.begin(inputs, command.rows))
+        except (EngineFailure, MemoryError) as error:
+            return _failed(command, error)
+
+    def finish(self, started: "Started") -> wire.Event:
+        """Wait for a batch and put its outputs into the slot's output slab."""
+        command = started.command
+        slab = self._slots[command.slot][1]
+        try:
+            outputs, compute_s, post_s = started.batch.finish()
             computed = time.perf_counter()
-            blocks = write_arrays(outputs_slab, self._typed(outputs))
-        except EngineFailure as failure:
-            return wire.RunFailed(command.batch_id, failure.kind.value, failure.text[:4000])
-        except MemoryError as error:
-            return wire.RunFailed(command.batch_id, FailureKind.MEMORY.value, str(error) or "out of memory")
-        copy_s = mapped - began + time.perf_counter() - computed
-        return wire.Ran(command.batch_id, outputs_slab.size, blocks, copy_s, compute_s, post_s)
+            blocks = write_arrays(slab, self._typed(outputs))
+        except (EngineFailure, MemoryError) as error:
+            return _failed(command, error)
+        copy_s = started.mapped_s + time.perf_counter() - computed
+        return wire.Ran(command.batch_id, slab.size, blocks, copy_s, compute_s, post_s)
 
     def _typed(self, outputs: Mapping[str, np.ndarray[Any, Any]]) -> list[tuple[str, str, np.ndarray[Any, Any]]]:
         return [(name, self._types[name], array) for name, array in outputs.items()]
@@ -81,6 +110,12 @@ class ModelWorker:
         )
 
 
+def _failed(command: wire.Run, error: EngineFailure | MemoryError) -> wire.Event:
+    if isinstance(error, EngineFailure):
+        return wire.RunFailed(command.batch_id, error.kind.value, error.text[:4000])
+    return wire.RunFailed(command.batch_id, FailureKind.MEMORY.value, str(error) or "out of memory")
+
+
 def main() -> None:
     """Serve until told to stop."""
     sock = child.enter()
@@ -100,7 +135,10 @@ def main() -> None:
         wire.send(sock, wire.StartFailed(f"{type(error).__name__}: {error}"[:4000]))
         return
     wire.send(sock, worker[0].ready)
-    child.serve(sock, worker[0].run)
+    if worker[0].overlaps:
+        overlap.serve(sock, worker[0])
+    else:
+        child.serve(sock, worker[0].run)
 
 
 if __name__ == "__main__":
