@@ -8,6 +8,7 @@ stays at its depth. CPU time of this process, best of several rounds (neighbours
 
 import argparse
 import gc
+import random
 import sys
 import time
 from collections import deque
@@ -33,6 +34,7 @@ class Case(Struct, frozen=True):
     slots: int = 1
     max_batch: int = 8
     max_wait_s: float = 0.0
+    sorted: bool = False  # lengths 4..256 in one lane, batches of neighbours
     goal_us: float | None = None
 
 
@@ -53,7 +55,10 @@ CASES = (
     Case("concurrent-64-workers-32", 64, workers=32),
     Case("queue-1k", 1_000, goal_us=20.0),
     Case("queue-1k-lanes-8", 1_000, lanes=8, goal_us=20.0),
+    Case("queue-1k-sorted", 1_000, sorted=True, goal_us=20.0),
+    Case("queue-1k-sorted-batch-32", 1_000, max_batch=32, sorted=True, goal_us=20.0),
     Case("queue-10k", 10_000, goal_us=40.0),
+    Case("queue-10k-sorted", 10_000, sorted=True, goal_us=40.0),
     Case("queue-10k-slots-2", 10_000, slots=2, goal_us=40.0),
     Case("queue-10k-wait-2ms", 10_000, max_wait_s=0.002, goal_us=40.0),
     Case("queue-10k-lanes-100", 10_000, lanes=100, goal_us=40.0),
@@ -97,10 +102,13 @@ class _ClosedLoop:
             max_wait_s=case.max_wait_s,
             early_trigger=case.max_batch,
             queue_rows=2 * case.queue + 64,
+            formation="sorted" if case.sorted else "fifo",
         )
+        self._lengths = random.Random(7)
         self.state = BatchState(policy)
         for worker in range(case.workers):
             self.state.worker_up(worker, case.slots)
+        self._sorted = case.sorted
         self._keys = [LaneKey(None, f"class {lane}") for lane in range(case.lanes)]
         self._sent_n = 0
         self._now = 1000.0
@@ -118,7 +126,8 @@ class _ClosedLoop:
                 self._now = state.wake_at(self._now)
                 self._pump()
                 continue
-            ended = state.complete(flying.popleft(), 1e-3, self._now)
+            batch = state.batches[flying.popleft()]
+            ended = state.complete(batch.id, 2e-3 + 2.5e-4 * batch.rows * batch.size, self._now)
             self._pump()
             for ticket in ended:
                 ticket.pieces = []  # as the driver does once it has the results
@@ -130,7 +139,9 @@ class _ClosedLoop:
         self._sent_n += 1
         key = self._keys[self._sent_n % len(self._keys)]
         deadline = self._now + _TIMEOUT_S
-        self.state.submit(Ticket(rows=1, payload=None, nbytes=64, lane_key=key, deadline=deadline), self._now)
+        size = min(256, max(4, round(self._lengths.lognormvariate(3.3, 0.9)))) if self._sorted else 0
+        ticket = Ticket(rows=1, payload=None, nbytes=64, lane_key=key, size=size, deadline=deadline)
+        self.state.submit(ticket, self._now)
         self._pump()
 
     def _pump(self) -> None:

@@ -38,6 +38,7 @@ class World:
         self.memory_rows = 10**9  # larger batches run out of memory
         self.events = 0
         self.computed = 0  # tokens, padding included
+        self.seconds_of: Callable[[Batch], float] = lambda _: SECONDS
         self._ids = count(1)
         for _ in range(workers):
             self.up(slots)
@@ -97,7 +98,7 @@ class World:
             if piece.ticket.outcome is None:
                 self.ran_rows[piece.ticket.id] += range(piece.start, piece.start + piece.rows)
         assert row == batch.rows
-        return self.record(self.state.complete(batch.id, SECONDS, self.now))
+        return self.record(self.state.complete(batch.id, self.seconds_of(batch), self.now))
 
     def fail(self, batch: Batch, kind: FailureKind = FailureKind.INPUT) -> list[Ticket]:
         return self.record(self.state.fail(batch.id, kind, f"told to fail: {kind.value}", self.now))

@@ -1,8 +1,10 @@
+import random
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hybrid.batching.cost import CostModel, CostStats
+from hybrid.batching.cost import CostModel, CostStats, SizeCost
 
 rows_of_batches = st.integers(1, 4096)
 
@@ -65,3 +67,33 @@ def test_stats_are_the_line():
     stats = observed((1, 0.003), (4, 0.006), (8, 0.010), times=5).stats()
     assert stats.per_row_s == pytest.approx(0.001)
     assert stats.fixed_s == pytest.approx(0.002)
+
+
+def test_fixed_part_is_found_under_noise_that_is_longer_than_it_is():
+    """Batches of up to 2000 tokens and 10 % of noise: 50 ms of it, around a fixed part of 2 ms."""
+    rng = random.Random(5)
+    cost = SizeCost()
+    assert cost.fixed_work() is None
+    for _ in range(400):
+        work = rng.randint(1, 8) * rng.randint(4, 256)
+        cost.observe(work, (0.002 + work * 0.00025) * rng.lognormvariate(0.0, 0.1))
+    fixed_work = cost.fixed_work()
+    assert fixed_work is not None
+    assert 6.0 < fixed_work < 14.0
+
+
+def test_fixed_part_of_batches_that_are_all_alike_is_unknown():
+    cost = SizeCost()
+    for _ in range(50):
+        cost.observe(64, 0.02)
+    assert cost.line() is None
+    assert cost.fixed_work() is None
+
+
+def test_device_that_takes_as_long_for_any_length():
+    cost = SizeCost()
+    for work in range(10, 60):
+        cost.observe(work, 0.05)
+    fixed_work = cost.fixed_work()
+    assert fixed_work is not None
+    assert fixed_work > 1e5
