@@ -233,7 +233,11 @@ def _finish(ticket: Ticket) -> None:
     ticket.pieces = []  # they point back to the ticket: cut here, so that no request is left to the cycle collector
     if ticket.on_done is not None:
         on_done, ticket.on_done = ticket.on_done, None
-        on_done(ticket)
+        try:
+            on_done(ticket)
+        except Exception:
+            # A fault of ours with this one ticket: the others of its batch are still owed their answers.
+            log.exception("ticket %d could not be answered", ticket.id)
 
 
 def _assemble(pieces: list[Piece]) -> list[Output]:

@@ -3,6 +3,7 @@
 Callbacks and no coroutine: a task and a future per request would cost more than all of this does.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from hybrid.preprocess.job import Job, Prepared
 from hybrid.protocol.check import check_inputs
 from hybrid.serving.model import ServedModel
 from hybrid.serving.sizes import lane_of, rising
+
+log = logging.getLogger("hybrid.serving")
 
 DEFAULT_PRIORITY: Final = 5
 
@@ -207,12 +210,20 @@ class Inference:
             raise
 
     def _on_done(self, ticket: Ticket) -> None:
-        if ticket.outcome is Outcome.OK:
-            on_answer = self._close()
-            if on_answer is not None:
-                on_answer(self._response(ticket))
-        else:
+        if ticket.outcome is not Outcome.OK:
             self._answer_error(self._error(ticket))
+            return
+        on_answer = self._close()
+        if on_answer is None:
+            return
+        try:
+            on_answer(self._response(ticket))
+        except Exception:
+            # A fault of ours in making the answer. Said as an error, because the client would wait for ever otherwise.
+            log.exception("model %s: an answer could not be made", self._model.name)
+            error = InferenceFailed(f"model {self._model.name}: internal error while the answer was made")
+            self._model.tally.failed(error)
+            on_answer(error)
 
     def _response(self, ticket: Ticket) -> InferResponse:
         outputs = ticket.result
