@@ -53,7 +53,7 @@ class Inference:
 
     __slots__ = (
         "_deadline", "_downgraded", "_held_bytes", "_job", "_model", "_on_answer", "_parse_s", "_places",
-        "_preprocess_s", "_received_at", "_request", "_ticket",
+        "_preprocess_s", "_received_at", "_request", "_ticket", "_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -66,14 +66,19 @@ class Inference:
         self._held_bytes = held_bytes
         self._preprocess_s = 0.0
         self._downgraded = 0
+        self._tokens = 0
         self._deadline = INFINITY
         self._on_answer: Callable[[Answer], None] | None = None
         self._ticket: Ticket | None = None
         self._job: Job | None = None
         self._places: np.ndarray[Any, Any] | None = None  # of the client's rows, where they travel in another order
 
-    def start(self, deadline: float, on_answer: Callable[[Answer], None]) -> None:
+    def start(
+        self, deadline: float, on_answer: Callable[[Answer], None], prepared: Sequence[Row] | None = None
+    ) -> None:
         """Check the request and send it on its way.
+
+        `prepared` are the rows where the client has done the preprocessing; the request's inputs are then ignored.
 
         Raises:
             HybridError: it was refused at once; `on_answer` will not be called. The refusal is counted.
@@ -85,8 +90,10 @@ class Inference:
         try:
             if model.signature is None or not model.accepting:
                 raise self._not_ready()
-            encoded = self._encoded_input()
-            if encoded is None:
+            encoded = None if prepared is not None else self._encoded_input()
+            if prepared is not None:
+                self._enqueue_rows(prepared)
+            elif encoded is None:
                 rows = check_inputs(self._request, model.signature.inputs, model.signature.outputs)
                 self._enqueue(self._in_model_order(model.signature.inputs), rows, 0)
             else:
@@ -96,15 +103,19 @@ class Inference:
             model.tally.failed(error)
             raise
 
-    def cancel(self) -> None:
-        """The client left: nothing more is computed for it that has not started."""
+    def cancel(self, *, counted: bool = True) -> None:
+        """The client left: nothing more is computed for it that has not started.
+
+        `counted` is false for a part of a request that is counted as a whole.
+        """
         if self._close() is None:
             return
         if self._ticket is not None:
             self._model.scheduler.cancel(self._ticket)
         elif self._job is not None and self._model.preprocess is not None:
             self._model.preprocess.cancel(self._job)
-        self._model.tally.failed(ClientGone("the client left"))
+        if counted:
+            self._model.tally.failed(ClientGone("the client left"))
 
     # Preprocess ----------------------------------------------------------------------------------------------------
 
@@ -142,17 +153,21 @@ class Inference:
             return
         self._preprocess_s = result.seconds
         self._downgraded = result.downgraded
-        preprocessor = self._model.preprocessor
-        assert preprocessor is not None
         try:
             if not self._model.accepting:
                 raise self._not_ready()
-            rows, sizes = self._sorted(result.rows, preprocessor)
-            self._enqueue(preprocessor.assemble(rows), len(rows), preprocessor.size(rows), sizes)
+            self._enqueue_rows(result.rows)
         except HybridError as error:
             self._answer_error(error)
 
     # Queue ---------------------------------------------------------------------------------------------------------
+
+    def _enqueue_rows(self, rows: Sequence[Row]) -> None:
+        preprocessor = self._model.preprocessor
+        assert preprocessor is not None
+        self._tokens = preprocessor.tokens(rows)
+        rows, sizes = self._sorted(rows, preprocessor)
+        self._enqueue(preprocessor.assemble(rows), len(rows), preprocessor.size(rows), sizes)
 
     def _in_model_order(self, specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
         inputs = self._request.inputs
@@ -183,8 +198,10 @@ class Inference:
             raise TooLarge(
                 f"{nbytes} bytes in one request; the queue of {self._model.name} holds {limit} (queue_bytes)"
             )
-        key, size = lane_of(tensors, self._model.settings.batching.pad_inputs, size)
-        size = size or self._model.area_of(tensors)
+        pad = self._model.settings.batching.pad_inputs
+        key, size = lane_of(tensors, pad, size)
+        if not pad:  # rows of one shape only share a batch: at most their area tells them apart
+            size = self._model.area_of(tensors)
         longest = self._model.plan.static_length
         if longest and size > longest:
             raise BadRequest(
@@ -237,6 +254,7 @@ class Inference:
             batch_rows=ticket.batch_rows,
             finite=all([out.finite for out in outputs]),
             downgraded=self._downgraded,
+            tokens=self._tokens,
         )
 
     def _unsorted(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ from hybrid.preprocess.build import build
 from hybrid.preprocess.pool import PreprocessPool
 from hybrid.serving.counters import Counters
 from hybrid.serving.learner import SizeLearner
-from hybrid.serving.sizes import area_of, variable_dims
+from hybrid.serving.sizes import area_of, image_dims
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.pool import WorkerPool
@@ -54,7 +54,7 @@ class ServedModel:
         self._stopping = False
         self._start_error = ""
         self._clock = clock
-        self._variable: tuple[str, tuple[int, ...]] | None = None  # the input whose rows vary in shape
+        self._image: tuple[str, tuple[int, ...]] | None = None  # input and dimensions where images of any size come
         self._learner: SizeLearner | None = None
         if not settings.batching.size_edges and not plan.static:
             self._learner = SizeLearner(settings.batching.max_classes, clock())
@@ -126,8 +126,8 @@ class ServedModel:
         return policy.formation != "fifo" and policy.max_batch > 1
 
     def area_of(self, tensors: Sequence[Tensor]) -> int:
-        """Return the pixels (or elements) of a row where they vary from request to request; else 0."""
-        return area_of(tensors, self._variable) if self._variable is not None else 0
+        """Return the pixels of a row where they vary from request to request; else 0."""
+        return area_of(tensors, self._image) if self._image is not None else 0
 
     def note_sizes(self, sizes: Sequence[int]) -> None:
         """Take in the sizes of a request's rows; now and then the size classes follow the traffic."""
@@ -182,7 +182,7 @@ class ServedModel:
         """The engine reports what it has loaded. Rows that influence each other are not batched; a fixed count caps."""
         if self.signature is None:
             self.signature = ready.signature
-            self._variable = variable_dims(ready.signature.inputs)
+            self._image = image_dims(ready.signature.inputs)
             if self.preprocess is not None:
                 self._start_preprocess(self.preprocess, ready.signature)
         if ready.unbatchable is not None and self.plan.max_batch > 1:

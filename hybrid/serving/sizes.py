@@ -38,21 +38,18 @@ def lane_of(tensors: Sequence[Tensor], pad: dict[str, int], size: int = 0) -> tu
     return LaneKey(tuple(data_format)), size
 
 
-def variable_dims(specs: Sequence[TensorSpec]) -> tuple[str, tuple[int, ...]] | None:
-    """Return the first input with dimensions that vary from row to row, and which; None when all shapes are fixed.
-
-    An image model that takes any height and width has two such dimensions: their product is the area of a row.
-    """
+def image_dims(specs: Sequence[TensorSpec]) -> tuple[str, tuple[int, ...]] | None:
+    """Return the first input that takes images of any height and width, and which dimensions these are; else None."""
     for spec in specs:
         dims = tuple(place for place, dim in enumerate(spec.shape) if place and dim < 0)
-        if dims:
+        if len(dims) > 1:
             return spec.name, dims
     return None
 
 
-def area_of(tensors: Sequence[Tensor], variable: tuple[str, tuple[int, ...]]) -> int:
-    """Return the product of the variable dimensions of a row: pixels, or elements."""
-    name, dims = variable
+def area_of(tensors: Sequence[Tensor], image: tuple[str, tuple[int, ...]]) -> int:
+    """Return the pixels of a row."""
+    name, dims = image
     for tensor in tensors:
         if tensor.name == name:
             area = 1
