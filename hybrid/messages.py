@@ -104,6 +104,8 @@ class InferResponse(Struct, frozen=True):
     timings: Timings = Timings()
     batch_rows: int = 0
     finite: bool = True
+    tokens: int = 0  # of all texts of the request, padding left out; 0 where no text was tokenised
+    downgraded: int = 0
 
 
 class ReleaseReason(Enum):

@@ -6,7 +6,7 @@ What a handler sees of HTTP. Must never know sockets or the order in which answe
 from collections.abc import Callable
 from typing import Protocol
 
-from hybrid.errors import HybridError
+from hybrid.errors import HybridError, MethodNotAllowed
 from hybrid.frontend import reply
 from hybrid.frontend.reply import Body
 
@@ -88,6 +88,15 @@ class Exchange:
 
     def reply(self, status: int, body: Body, content_type: bytes = reply.JSON, extra: bytes = b"") -> None:
         """Answer. Dropped silently when the client has left.
+
+    def expect(self, method: str) -> None:
+        """Check the method; HEAD is as good as GET.
+
+        Raises:
+            MethodNotAllowed: It is another one.
+        """
+        if self.method != method and not (method == "GET" and self.method == "HEAD"):
+            raise MethodNotAllowed(f"{self.path[:200]} takes {method}, got {self.method[:20]}", allow=method)
 
         Args:
             status: HTTP status.

@@ -9,11 +9,12 @@ from typing import Final
 from urllib.parse import unquote
 
 from hybrid import __version__
-from hybrid.errors import BadRequest, ClientGone, HybridError, MethodNotAllowed, NotFound, NotReady
+from hybrid.errors import BadRequest, ClientGone, HybridError, NotFound, NotReady
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.decoding import HEAVY_ANSWER_BYTES, HEAVY_BYTES, LargeBodies
 from hybrid.frontend.exchange import Exchange
 from hybrid.frontend.models_api import ModelsApi
+from hybrid.frontend.openai_api import OpenAiApi
 from hybrid.frontend.ops import Operations
 from hybrid.messages import InferRequest, InferResponse
 from hybrid.protocol.oip_decode import decode_infer
@@ -49,6 +50,7 @@ class Handler:
         self._repository = repository
         self._admission = admission
         self._models_api = models_api
+        self._openai = OpenAiApi(repository, admission)
         self._operations = operations
         self._infer_paths = repository.infer_paths
         self._large = LargeBodies(loop)
@@ -138,6 +140,10 @@ class Handler:
 
     def _route(self, exchange: Exchange) -> None:
         segments = [unquote(segment) for segment in exchange.path.strip("/").split("/")]
+        if segments[0] == "v1":
+            self._openai.draining = self.draining
+            self._openai.handle(exchange, segments)
+            return
         if segments[:2] == ["v2", "health"]:
             self._health(exchange, segments[2:])
             return
@@ -145,7 +151,7 @@ class Handler:
             return
         self._admission.authorise(exchange.headers)
         if segments == ["v2"]:
-            _expect(exchange, "GET")
+            exchange.expect("GET")
             exchange.reply(200, encode_server_metadata("hybrid", __version__, _EXTENSIONS))
         elif segments[:2] == ["v2", "models"] and len(segments) > 2:
             self._model(exchange, segments[2], segments[3:])
@@ -153,7 +159,7 @@ class Handler:
             raise NotFound(f"no such path: {exchange.path[:200]}")
 
     def _health(self, exchange: Exchange, rest: list[str]) -> None:
-        _expect(exchange, "GET")
+        exchange.expect("GET")
         if rest == ["live"]:
             exchange.reply(200, encode_live(True))
         elif rest == ["ready"]:
@@ -167,20 +173,20 @@ class Handler:
         if rest[:1] == ["versions"] and len(rest) > 1:
             version, rest = rest[1], rest[2:]
         if rest == ["ready"]:
-            _expect(exchange, "GET")
+            exchange.expect("GET")
             ready = self._repository.serves(name, version) and not self.leaving
             exchange.reply(200 if ready else 503, encode_model_ready(name, ready))
             return
         model = self._repository.get(name, version)
         if rest == ["infer"]:  # a percent-encoded spelling of a known path, or the wrong method
-            _expect(exchange, "POST")
+            exchange.expect("POST")
             self._take(exchange, model)
         elif not rest:
-            _expect(exchange, "GET")
+            exchange.expect("GET")
             versions = self._repository.versions(name) if version is None else [version]
             exchange.reply(200, encode_metadata(name, versions, model.public_signature()))
         elif rest == ["stats"]:
-            _expect(exchange, "GET")
+            exchange.expect("GET")
             exchange.reply(200, model_stats(model))
         else:
             raise NotFound(f"no such path: {exchange.path[:200]}")
@@ -210,8 +216,3 @@ def _header_length(value: bytes) -> int:
         shown = value.decode("latin-1")[:40]
         raise BadRequest(f"header Inference-Header-Content-Length: expected a number of bytes, got {shown!r}")
     return int(value)
-
-
-def _expect(exchange: Exchange, method: str) -> None:
-    if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
-        raise MethodNotAllowed(f"{exchange.path[:200]} takes {method}, got {exchange.method[:20]}", allow=method)

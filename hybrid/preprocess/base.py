@@ -40,3 +40,17 @@ class Preprocessor(Protocol):
 
     def size(self, rows: Sequence[Row]) -> int:
         """Return the tokens of the longest row, or the pixels of a row: what size classes are made of."""
+
+    def tokens(self, rows: Sequence[Row]) -> int:
+        """Return the tokens of all rows together; 0 for images."""
+
+
+class TextStep(Preprocessor, Protocol):
+    """A step that makes token ids, which clients may also send instead of text."""
+
+    def row_of_ids(self, ids: Sequence[int]) -> Row:
+        """Take the ids that a client sends, special tokens included.
+
+        Raises:
+            BadRequest: none at all, more than the model takes, or one that the vocabulary does not have.
+        """

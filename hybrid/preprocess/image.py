@@ -97,6 +97,10 @@ class ImagePreprocessor:
         """Return the pixels of a row, which are the same for all."""
         return self._settings.width * self._settings.height
 
+    def tokens(self, rows: Sequence[Row]) -> int:
+        """Return 0: an image has none."""
+        return 0
+
 
 def decode_item(item: bytes) -> bytes:
     """Return the encoded image itself: what came, or the bytes behind base64 text or a `data:` URL.

@@ -30,6 +30,7 @@ class TextPreprocessor:
         self._pad_id = settings.pad_id
         self._tensors = _model_tensors(signature)
         self._tokenizer = _load(settings)
+        self._vocabulary: int = self._tokenizer.get_vocab_size()
         kind = type(self._tokenizer.pre_tokenizer).__name__
         self._first_look = settings.max_tokens * _CHARACTERS_PER_TOKEN if kind in _CUT_AT_SPACE else None
 
@@ -75,6 +76,23 @@ class TextPreprocessor:
     def size(self, rows: Sequence[Row]) -> int:
         """Return the tokens of the longest row."""
         return max(len(row[0]) for row in rows)
+
+    def tokens(self, rows: Sequence[Row]) -> int:
+        """Return the tokens of all rows together."""
+        return sum([len(row[0]) for row in rows])
+
+    def row_of_ids(self, ids: Sequence[int]) -> Row:
+        """Take the ids that a client sends, special tokens included; nothing is cut off.
+
+        Raises:
+            BadRequest: none at all, more than `max_tokens`, or one that the vocabulary does not have.
+        """
+        if not 0 < len(ids) <= self._max_tokens:
+            raise BadRequest(f"expected 1 to {self._max_tokens} token ids, got {len(ids)}")
+        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            wrong = next(token for token in ids if not 0 <= token < self._vocabulary)
+            raise BadRequest(f"token id {wrong} is none of the vocabulary, which has {self._vocabulary}")
+        return (np.array(ids, np.int32),)
 
     def _text(self, item: bytes) -> str:
         try:

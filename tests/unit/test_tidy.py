@@ -38,7 +38,7 @@ CONTRACTS_OVER_ALL_MODULES = {
     "pure-planner": ("hybrid/planner", {"cgroups", "machine", "prepare", "profiles"}),
     "frontend-wire": (
         "hybrid/frontend",
-        {"admission", "decoding", "grpc", "grpc_service", "handler", "models_api", "ops"},
+        {"admission", "decoding", "grpc", "grpc_service", "handler", "models_api", "openai_api", "ops"},
     ),
 }
 
