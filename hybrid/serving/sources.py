@@ -46,12 +46,12 @@ class ModelSources:
         self._arguments: dict[str, list[str]] = {}
         self._folder = folder
         self._passed_over: set[str] = set()
+        in_folder = self._folders()
         for argument in arguments:
             name = resolve_all(argument)[0].name
+            if name in in_folder:
+                raise ConfigError(f"two models are called `{name}`: {argument} and {in_folder[name]}")
             self._arguments.setdefault(name, []).append(argument)
-        twin = next((name for name in self._arguments.keys() & self._folders()), None)
-        if twin is not None:
-            raise ConfigError(f"two models are called `{twin}`: one is named, one lies in {folder}")
 
     def required(self, name: str) -> bool:
         """Whether a server must not start without this model: somebody named it."""
