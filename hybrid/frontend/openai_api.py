@@ -98,9 +98,8 @@ class Embedding:
         if model.signature is None:
             raise NotReady(f"model {model.name} is not ready: {model.why_not_ready}")
         output = _vector_output(model.signature.outputs)
-        size = output.shape[1]
-        if request.dimensions not in (None, size):
-            raise BadRequest(f"dimensions: the vectors of {model.name} have {size}, got {request.dimensions}")
+        if output.shape[1] >= 0:
+            self._check_dimensions(output.shape[1])
         if model.settings.preprocess.text is None or model.preprocessor is None:
             raise BadRequest(f"model: {model.name} takes no text; use /v2/models/{model.name}/infer")
         self._input = model.preprocessor.input.name
@@ -166,7 +165,14 @@ class Embedding:
         output = next(tensor for tensor in answer.outputs if tensor.name == self._outputs[0].name)
         if not answer.finite and not self._request.base64:
             raise OutputInvalid("a vector holds numbers that are not finite; ask for encoding_format base64")
+        self._check_dimensions(output.array.shape[1])
         return openai.encode_vectors(output.array, number * self._part_rows, self._request.base64)
+
+    def _check_dimensions(self, size: int) -> None:
+        if self._request.dimensions not in (None, size):
+            raise BadRequest(
+                f"dimensions: the vectors of {self._model.name} have {size}, got {self._request.dimensions}"
+            )
 
     def _finish(self) -> None:
         self._over = True

@@ -108,10 +108,10 @@ async def each(items: Iterable[Any], work: Callable[[Any], Awaitable[Any]]) -> l
     return await asyncio.gather(*(work(item) for item in items))
 
 
-def leave_after_sending(port: int, path: str, body: Any) -> socket.socket:
+def leave_after_sending(port: int, path: str, body: Any, headers: dict[str, str] | None = None) -> socket.socket:
     """Send a request and return the socket, for a client that will not wait for the answer."""
     sock = socket.create_connection(("127.0.0.1", port))
-    sock.sendall(request_bytes(path, body))
+    sock.sendall(request_bytes(path, body, headers))
     return sock
 
 

@@ -176,3 +176,24 @@ def test_none_and_both() -> None:
     assert build(PreprocessSettings(), signature()) is None
     with pytest.raises(StartupError, match="got both"):
         build(PreprocessSettings(text=TextSettings(), image=ImageSettings()), signature())
+
+
+def test_ids_that_a_client_sends(plain: Preprocessor) -> None:
+    (row,) = plain.row_of_ids([CLS, 7592, SEP])
+    assert (row.dtype, row.tolist()) == (np.int32, [CLS, 7592, SEP])
+    assert plain.tokens([(row,), plain.row(b"hello world")]) == 3 + 4
+    assert plain.row_of_ids([30521] * 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "expected 1 to 16 token ids, got 0"),
+        ([1] * 17, "expected 1 to 16 token ids, got 17"),
+        ([1, 30522], "token id 30522 is none of the vocabulary, which has 30522"),
+        ([-1], "token id -1 is none of the vocabulary"),
+    ],
+)
+def test_ids_that_cannot_be(plain: Preprocessor, given: list[int], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        plain.row_of_ids(given)
