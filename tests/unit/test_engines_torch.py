@@ -21,15 +21,6 @@ from hybrid.messages import DTYPES, FailureKind, TensorSpec
 Shapes = tuple[TensorSettings, ...]
 
 
-class Gather(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Parameter(torch.tensor([10.0, 20.0, 30.0]), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.table[x]
-
-
 class Expand(torch.nn.Module):
     """y has as many rows as the input says."""
 
@@ -274,7 +265,7 @@ def test_read_only_and_strided_views_are_taken(tmp_path: Path) -> None:
 
 
 def test_bad_data_is_the_inputs_fault(tmp_path: Path) -> None:
-    file = models.script(tmp_path / "m.pt", Gather())
+    file = models.script(tmp_path / "m.pt", models.Gather())
     engine = loaded(file, (tensor("x", "INT64", -1),), (tensor("y", "FP32", -1),))
     for wrong in (np.array([0, 5]), np.array([[0], [1]]), np.array([0.0, 1.0])):
         error = fails(engine, x=wrong)

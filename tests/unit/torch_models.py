@@ -8,7 +8,7 @@ import onnx_graphs as graphs
 import torch
 from onnx import numpy_helper
 
-from hybrid.config import ModelSettings, TensorSettings
+from hybrid.config import TensorSettings
 
 CHANNELS = 12
 
@@ -38,6 +38,17 @@ class WritesItsInput(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.add_(1)
+
+
+class Gather(torch.nn.Module):
+    """y[i] = (10, 20, 30)[x[i]]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.tensor([10.0, 20.0, 30.0]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[x]
 
 
 def tensor(name: str, datatype: str, *shape: int) -> TensorSettings:
@@ -80,7 +91,3 @@ def conv_onnx(path: Path) -> str:
     ]
     x = graphs.value("x", graphs.FLOAT, ["n", 3, "h", "w"])
     return graphs.write(path, nodes, [x], [graphs.value("y", graphs.FLOAT, ["n", CHANNELS])], weights)
-
-
-def settings(file: str, *, inputs: tuple[TensorSettings, ...] = (), **more: Any) -> ModelSettings:
-    return ModelSettings(name="m", file=file, inputs=inputs, **more)
