@@ -20,6 +20,7 @@ from hybrid.errors import StartupError
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.handler import Handler
 from hybrid.frontend.http import HttpServer
+from hybrid.frontend.listen import affordable_bodies
 from hybrid.frontend.models_api import ModelsApi
 from hybrid.frontend.ops import Operations
 from hybrid.observe import Observer
@@ -117,12 +118,13 @@ class App:
             loop=loop,
         )
         self._operations = operations
-        admission, limits = Admission(blueprint.server), blueprint.server.http
+        machine = blueprint.opening.prepared.machine
+        admission = Admission(blueprint.server)
+        limits = affordable_bodies(blueprint.server.http, machine.memory_limit_bytes)
         models_api = ModelsApi(self._manager, admission, loop)
         self._handler = Handler(self._repository, admission, models_api, operations, loop)
         self._http = HttpServer(self._handler, limits)
         self._grpc = _grpc_server(blueprint.server, self._repository, self._manager, admission)
-        machine = blueprint.opening.prepared.machine
         self._observer = Observer(
             self._repository,
             self._manager,

@@ -28,6 +28,7 @@ class HttpLimits(Settings, frozen=True):
     max_header_bytes: Positive = 65_536
     max_header_count: Positive = 128
     max_body_bytes: Positive = 64 * 1024 * 1024
+    max_buffered_bytes: Positive = 1024 * 1024 * 1024  # bodies of all connections together
     max_pipelined: Positive = 64
     header_timeout_s: PositiveSeconds = 10.0
     body_timeout_s: PositiveSeconds = 60.0

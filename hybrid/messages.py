@@ -95,7 +95,7 @@ class Timings(Struct, frozen=True):
 
 
 class InferResponse(Struct, frozen=True):
-    """A finished inference, before it is encoded."""
+    """A finished inference, before it is encoded. `downgraded` rows were preprocessed more coarsely than usual."""
 
     model_name: str
     model_version: str

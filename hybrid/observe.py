@@ -15,6 +15,7 @@ from hybrid import __version__
 from hybrid.batching.queue import LaneCounters, Piece
 from hybrid.facts import MachineFacts
 from hybrid.frontend.http import HttpServer
+from hybrid.preprocess.stats import total
 from hybrid.serving.counters import Counters
 from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
@@ -112,24 +113,35 @@ class Observer:
         models = [model for model, _ in self._manager.alive()]
         pools = [model.preprocess.stats() for model in models if model.preprocess is not None]
         ledger = self._manager.ledger
+        pre = total((ledger.preprocess, *pools))
         return snap.Front(
             inflight=self._inflight(),
             conns=http.connections,
             loop_lag=self.loop_lag.sparse(),
-            pre_busy_s=ledger.preprocess_busy_s + sum(pool.busy_s for pool in pools),
+            pre_busy_s=pre.busy_s,
+            pre_cpu_s=pre.cpu_s,
             pre_threads=sum(pool.ready for pool in pools),
             pre_queue=sum(pool.queued_items for pool in pools),
-            pre_items_n=ledger.preprocess_items_n + sum(pool.items_n for pool in pools),
-            pre_rejected_n=ledger.preprocess_failed_n + sum(pool.failed_n for pool in pools),
-            pre_late_n=ledger.preprocess_timeouts_n + sum(pool.timeouts_n for pool in pools),
+            pre_items_n=pre.items_n,
+            pre_rejected_n=pre.failed_n,
+            pre_late_n=pre.timeouts_n,
+            pre_downgraded_n=pre.downgraded_n,
+            pre_cache_hits_n=pre.cache_hits_n,
+            pre_cache_misses_n=pre.cache_misses_n,
+            pre_cache_bytes=sum(pool.cache_bytes for pool in pools),
             bytes_queued=http.body_bytes + sum(model.scheduler.state.held_bytes for model in models),
             outcomes=_sum_outcomes([counters.tally.outcomes() for counters in ledger]),
             http=snap.Http(
                 requests_n=http.requests_n,
+                accepted_n=http.accepted_connections_n,
                 disconnects_n=http.disconnects_n,
                 refused_n=http.refused_connections_n,
+                refused_bodies_n=http.refused_bodies_n,
+                received_bytes_n=http.received_bytes_n,
+                sent_bytes_n=http.sent_bytes_n,
                 malformed_n=http.bad_requests_n,
                 timeouts_n=http.timeouts_n,
+                responses=tuple(snap.Responses(entry.status, entry.n) for entry in http.responses),
             ),
         )
 

@@ -59,9 +59,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or say 503 at once when there are too many connections already."""
         shared = self._shared
-        self._wire = Wire(cast(asyncio.Transport, transport))
+        self._wire = Wire(cast(asyncio.Transport, transport), shared.traffic)
         if len(shared.connections) < shared.max_connections:
             shared.connections.add(self)
+            shared.accepted_connections_n += 1
             now = shared.clock()
             self._new_until = now + NEW_S
             self.deadline = now + shared.limits.idle_timeout_s
@@ -76,6 +77,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came and hand out the requests in it."""
+        self._shared.traffic.received_bytes_n += len(data)
         if self._parser.phase == DROP:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > _LINGER_BYTES:
@@ -202,6 +204,11 @@ class Connection(asyncio.Protocol):
         if self._queue[0] is exchange and not self._advancing:
             self._advance()
 
+    def begin_stream(self, exchange: Exchange, head: bytes, *, last: bool) -> None:
+        """Send the head of an answer in parts."""
+        self._shared.responses_n[200] += 1
+        self.stream(exchange, head, last=last)
+
     def stream(self, exchange: Exchange, data: bytes, *, last: bool) -> None:
         """Send a part of an answer, or keep it until it is its turn. A client that does not read is dropped."""
         if self._closing or exchange.done or exchange.streaming is None:
@@ -231,6 +238,8 @@ class Connection(asyncio.Protocol):
             self._shared.bad_requests_n += 1
             self._refuse(error)
         self._count_body()
+        if self._parser.phase == BODY:
+            self._check_room()
         self._feeding = False
         self._wire.flush()
 
@@ -248,6 +257,12 @@ class Connection(asyncio.Protocol):
         self._backlog = None
         self._count_body()
 
+    def _check_room(self) -> None:
+        """Refuse a body on its way that no longer fits beside those of all other connections."""
+        shared = self._shared
+        if shared.body_bytes + self._parser.missing_bytes > shared.max_buffered_bytes:
+            self._refuse(shared.refuse_body())
+
     def _count_body(self) -> None:
         change = self._parser.held_bytes - self._counted_bytes
         if change:
@@ -262,11 +277,19 @@ class Connection(asyncio.Protocol):
         """Hand out a complete request, or hold it while too many are out."""
         if self._closing:
             return
-        self._shared.body_bytes += len(exchange.body)
+        shared = self._shared
+        if exchange.body:
+            if self._counted_bytes:
+                self._count_body()  # it was counted as a body on its way
+            if shared.body_bytes + len(exchange.body) > shared.max_buffered_bytes:
+                exchange.body, exchange.refusal = b"", shared.refuse_body()
+            shared.body_bytes += len(exchange.body)
         if self._held or self._wire.blocked or len(self._queue) >= self._shared.limits.max_pipelined:
             self._held.append(exchange)
         else:
             self._hand_out(exchange)
+
+
 
     def _hand_out(self, exchange: Exchange) -> None:
         shared = self._shared
@@ -319,6 +342,7 @@ class Connection(asyncio.Protocol):
         last = exchange.close_after or (self._shared.draining and not self._has_requests())
         if exchange.answer is not None:
             status, body, content_type, extra = exchange.answer
+            self._shared.responses_n[status] += 1
             if last:
                 extra += reply.CLOSE
             elif exchange.http10:

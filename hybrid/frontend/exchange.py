@@ -21,6 +21,9 @@ class Sink(Protocol):
     def answered(self, exchange: "Exchange") -> None:
         """The exchange got its `answer`."""
 
+    def begin_stream(self, exchange: "Exchange", head: bytes, *, last: bool) -> None:
+        """Send the head of an answer in parts; `last` when there are none."""
+
     def stream(self, exchange: "Exchange", data: bytes, *, last: bool) -> None:
         """Send a part of an answer; `last` ends it."""
 
@@ -86,9 +89,6 @@ class Exchange:
         """Address of the client as host:port."""
         return self._sink.peer
 
-    def reply(self, status: int, body: Body, content_type: bytes = reply.JSON, extra: bytes = b"") -> None:
-        """Answer. Dropped silently when the client has left.
-
     def expect(self, method: str) -> None:
         """Check the method; HEAD is as good as GET.
 
@@ -97,6 +97,9 @@ class Exchange:
         """
         if self.method != method and not (method == "GET" and self.method == "HEAD"):
             raise MethodNotAllowed(f"{self.path[:200]} takes {method}, got {self.method[:20]}", allow=method)
+
+    def reply(self, status: int, body: Body, content_type: bytes = reply.JSON, extra: bytes = b"") -> None:
+        """Answer. Dropped silently when the client has left.
 
         Args:
             status: HTTP status.
@@ -156,7 +159,7 @@ class StreamWriter:
             framing += reply.CLOSE
         head_only = exchange.method == "HEAD"
         self.closed = head_only
-        sink.stream(exchange, reply.stream_head(content_type, framing), last=head_only)
+        sink.begin_stream(exchange, reply.stream_head(content_type, framing), last=head_only)
 
     def write(self, data: bytes) -> None:
         """Send one piece now."""

@@ -29,14 +29,29 @@ _REFUSAL_LOG_S = 10.0
 _DRAIN_GRACE_S = 0.02
 
 
+class StatusCount(Struct, frozen=True):
+    """How many answers had this status code."""
+
+    status: int
+    n: int
+
+
 class HttpStats(Struct, frozen=True):
-    """Counts of the HTTP server: `_n` are totals since the start, the others are now."""
+    """Counts of the HTTP server: `_n` are totals since the start, the others are now.
+
+    `responses` has one entry per status code that was sent.
+    """
 
     connections: int
     inflight: int
     body_bytes: int
     requests_n: int
+    responses: tuple[StatusCount, ...]
+    received_bytes_n: int
+    sent_bytes_n: int
+    accepted_connections_n: int
     refused_connections_n: int
+    refused_bodies_n: int
     timeouts_n: int
     disconnects_n: int
     bad_requests_n: int
@@ -58,7 +73,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[Listener] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._refusals_logged_n = 0
+        self._logged_connections_n = self._logged_bodies_n = 0
         self._refusals_logged_at = float("-inf")
 
     async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
@@ -124,6 +139,11 @@ class HttpServer:
             inflight=shared.inflight,
             body_bytes=shared.body_bytes,
             requests_n=shared.requests_n,
+            responses=tuple(StatusCount(status, n) for status, n in enumerate(shared.responses_n) if n),
+            received_bytes_n=shared.traffic.received_bytes_n,
+            sent_bytes_n=shared.traffic.sent_bytes_n,
+            accepted_connections_n=shared.accepted_connections_n,
+            refused_bodies_n=shared.refused_bodies_n,
             refused_connections_n=shared.refused_connections_n,
             timeouts_n=shared.timeouts_n,
             disconnects_n=shared.disconnects_n,
@@ -137,11 +157,8 @@ class HttpServer:
         for connections in (shared.connections, shared.overload):
             for connection in [c for c in connections if c.deadline <= now]:
                 connection.expire(now)
-        refused_n = shared.refused_connections_n - self._refusals_logged_n
-        if refused_n and now - self._refusals_logged_at >= _REFUSAL_LOG_S:
-            self._refusals_logged_n += refused_n
-            self._refusals_logged_at = now
-            log.warning("refused %d connections: max_connections is %d", refused_n, shared.max_connections)
+        if now - self._refusals_logged_at >= _REFUSAL_LOG_S:
+            self._log_refusals(now)
 
     def _sweep(self) -> None:
         assert self._loop is not None
@@ -149,6 +166,19 @@ class HttpServer:
         self.sweep()
         for listener in self._listeners:
             listener.revive()
+
+    def _log_refusals(self, now: float) -> None:
+        shared = self._shared
+        connections_n = shared.refused_connections_n - self._logged_connections_n
+        bodies_n = shared.refused_bodies_n - self._logged_bodies_n
+        if connections_n:
+            log.warning("refused %d connections: max_connections is %d", connections_n, shared.max_connections)
+        if bodies_n:
+            log.warning("refused %d bodies: max_buffered_bytes is %d", bodies_n, shared.limits.max_buffered_bytes)
+        if connections_n or bodies_n:
+            self._logged_connections_n += connections_n
+            self._logged_bodies_n += bodies_n
+            self._refusals_logged_at = now
 
     def _close_idle(self) -> None:
         for connection in list(self._shared.connections):

@@ -13,7 +13,9 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from hybrid.config import TlsFiles
+from msgspec.structs import replace
+
+from hybrid.config import HttpLimits, TlsFiles
 from hybrid.errors import StartupError
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,17 @@ def affordable_connections(wanted: int) -> int:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(1, min(wanted, max(soft - _OTHER_FILES, soft // 2)))
+
+
+def affordable_bodies(limits: HttpLimits, memory_limit_bytes: int) -> HttpLimits:
+    """Return the limits with bodies held to a quarter of the memory: tensors, answers and children need the rest.
+
+    A single body that would never fit must be refused for good, and not be told to come again.
+    """
+    buffered = max(1, min(limits.max_buffered_bytes, memory_limit_bytes // 4))
+    if buffered < limits.max_buffered_bytes:
+        log.info("max_buffered_bytes is %d, a quarter of the memory", buffered)
+    return replace(limits, max_buffered_bytes=buffered, max_body_bytes=min(limits.max_body_bytes, buffered))
 
 
 class Listener:

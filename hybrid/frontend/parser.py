@@ -104,6 +104,11 @@ class RequestParser:
             return self._check_unfinished() if self.phase else None
         return None
 
+    @property
+    def missing_bytes(self) -> int:
+        """How much of an unfinished body has not come yet; 0 when its length was not declared."""
+        return max(0, int(self._headers.get(b"content-length", b"0")) - self._raw_bytes)
+
     def refusal(self, error: HybridError) -> Exchange:
         """Return an exchange that answers the unfinished request with `error`; nothing more will be read."""
         self._end(error)

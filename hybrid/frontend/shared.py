@@ -1,15 +1,19 @@
 """What all connections of one HTTP server share. The server owns it; connections read the limits and count in it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hybrid.config import HttpLimits
+from hybrid.errors import NotReady
 from hybrid.frontend.exchange import Exchange
+from hybrid.frontend.wire import Traffic
 
 if TYPE_CHECKING:
     from hybrid.frontend.connection import Connection
 
 Handler = Callable[[Exchange], None]
+
+_STATUSES: Final = 600
 
 
 class Shared:
@@ -24,14 +28,24 @@ class Shared:
         self.clock = clock
         self.now = clock()
         self.max_connections = limits.max_connections  # less when the process may not open so many files
+        self.max_buffered_bytes = limits.max_buffered_bytes
         self.draining = False
         self.connections: set[Connection] = set()
         self.overload: set[Connection] = set()  # over max_connections, being told so
         self.watch_half_closed: Callable[[Connection], None] = lambda connection: None
         self.inflight = 0
         self.body_bytes = 0
+        self.traffic = Traffic()
         self.requests_n = 0
+        self.responses_n = [0] * _STATUSES  # by status code
+        self.accepted_connections_n = 0
         self.refused_connections_n = 0
+        self.refused_bodies_n = 0
         self.timeouts_n = 0
         self.disconnects_n = 0
         self.bad_requests_n = 0
+
+    def refuse_body(self) -> NotReady:
+        """Count a body for which there is no memory, and return what its client is told."""
+        self.refused_bodies_n += 1
+        return NotReady(f"the server holds as many request bodies as it may: {self.max_buffered_bytes} bytes")

@@ -14,14 +14,25 @@ _HIGH_BYTES = 256 * 1024
 _LOW_BYTES = 64 * 1024
 
 
+class Traffic:
+    """Bytes of all connections since the start, without what TLS adds."""
+
+    __slots__ = ("received_bytes_n", "sent_bytes_n")
+
+    def __init__(self) -> None:
+        self.received_bytes_n = 0
+        self.sent_bytes_n = 0
+
+
 class Wire:
     """One client's transport. `blocked`: the client does not read its answers. `paused`: nothing is read from it."""
 
-    __slots__ = ("_parts", "_peer", "_size", "_transport", "_unsent_bytes", "blocked", "paused")
+    __slots__ = ("_parts", "_peer", "_size", "_traffic", "_transport", "_unsent_bytes", "blocked", "paused")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, traffic: Traffic) -> None:
         transport.set_write_buffer_limits(_HIGH_BYTES, _LOW_BYTES)
         self._transport = transport
+        self._traffic = traffic
         self._parts: list[bytes | memoryview] = []
         self._size = 0
         self._unsent_bytes = 0
@@ -63,6 +74,7 @@ class Wire:
         size, self._size = self._size, 0
         if self._transport.is_closing():
             return
+        self._traffic.sent_bytes_n += size
         if len(parts) == 1:
             self._transport.write(parts[0])
         elif size <= _JOIN_BYTES:

@@ -22,10 +22,10 @@ _ARRAY_BYTES: Final = 150
 class CacheStats(Struct, frozen=True):
     """What the cache holds, and how often rows were found in it since the start."""
 
-    entries: int
-    nbytes: int
-    hits_n: int
-    misses_n: int
+    entries: int = 0
+    nbytes: int = 0
+    hits_n: int = 0
+    misses_n: int = 0
 
 
 class RowCache:

@@ -14,7 +14,7 @@ from hybrid.config import PreprocessSettings
 from hybrid.errors import HybridError, NotReady
 from hybrid.messages import Signature
 from hybrid.preprocess.base import Row
-from hybrid.preprocess.cache import RowCache
+from hybrid.preprocess.cache import CacheStats, RowCache
 from hybrid.preprocess.crew import SILENT_S, Crew, Member
 from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
 from hybrid.preprocess.stats import PreprocessStats, ProcessStats
@@ -91,6 +91,7 @@ class PreprocessPool:
     def stats(self) -> PreprocessStats:
         """Return what telemetry shows of this pool."""
         state = self.state
+        cache = self._cache.stats() if self._cache is not None else CacheStats()
         members = tuple(
             ProcessStats(member.child.pid, member.ready, member.child.rss_bytes, member.child.cpu_s)
             for member in self.crew.members.values()
@@ -110,7 +111,10 @@ class PreprocessPool:
             restarts_n=self.crew.restarts_n,
             busy_s=state.busy_s,
             cpu_s=self.crew.ended_cpu_s + sum(member.cpu_s for member in members),
-            cache=self._cache.stats() if self._cache is not None else None,
+            cache_hits_n=cache.hits_n,
+            cache_misses_n=cache.misses_n,
+            cache_entries=cache.entries,
+            cache_bytes=cache.nbytes,
             members=members,
         )
 

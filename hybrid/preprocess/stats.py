@@ -1,8 +1,8 @@
-"""What a preprocess pool tells of itself, as frozen values."""
+"""What a preprocess pool tells of itself, as frozen values, and the sums over several pools."""
+
+from collections.abc import Iterable
 
 from msgspec import Struct
-
-from hybrid.preprocess.cache import CacheStats
 
 
 class ProcessStats(Struct, frozen=True):
@@ -14,11 +14,25 @@ class ProcessStats(Struct, frozen=True):
     cpu_s: float
 
 
-class PreprocessStats(Struct, frozen=True):
-    """The pool at one moment. `*_n` and `*_s` count since start; `failed_n` rows include `timeouts_n`.
+class Totals(Struct, frozen=True, kw_only=True):
+    """What is counted since the start. Rows: `failed_n` includes `timeouts_n`; `cpu_s` that of ended processes.
 
-    `cpu_s` is that of all processes, ended ones included. `cache` is None where no row is kept.
+    `downgraded_n` rows took too long and were made at less cost. `cache_hits_n` rows were known before; those that are
+    not are `cache_misses_n`, none where no cache is kept.
     """
+
+    items_n: int = 0
+    failed_n: int = 0
+    timeouts_n: int = 0
+    downgraded_n: int = 0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    cache_hits_n: int = 0
+    cache_misses_n: int = 0
+
+
+class PreprocessStats(Totals, frozen=True, kw_only=True):
+    """The pool at one moment."""
 
     processes: int
     ready: int
@@ -26,12 +40,13 @@ class PreprocessStats(Struct, frozen=True):
     queued_items: int
     queued_bytes: int
     jobs_n: int
-    items_n: int
-    failed_n: int
-    timeouts_n: int
-    downgraded_n: int
     restarts_n: int
-    busy_s: float
-    cpu_s: float
-    cache: CacheStats | None
+    cache_entries: int
+    cache_bytes: int
     members: tuple[ProcessStats, ...]
+
+
+def total(parts: Iterable[Totals]) -> Totals:
+    """Return the sums over several pools."""
+    pools = list(parts)
+    return Totals(**{name: sum(getattr(pool, name) for pool in pools) for name in Totals.__struct_fields__})

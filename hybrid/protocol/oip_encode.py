@@ -26,6 +26,7 @@ CONTENT_BINARY: Final = b"application/octet-stream"
 
 _TIMINGS: Final = b',"parameters":{"timings_us":{"parse":%.1f,"preprocess":%b,"queue":%.1f,%b,"serialise":%.1f},'
 _ROWS: Final = b'"batch_rows":%d},"outputs":['
+_DOWNGRADED: Final = b'"downgraded":%d,'
 _SERVER_TIMING: Final = b"Server-Timing: parse;dur=%.3f, preprocess;dur=%b, queue;dur=%.3f, %b, serialise;dur=%.3f\r\n"
 _ZEROS: Final = (b"0.0", b"0.000")
 _FLOATS: Final = frozenset({"FP16", "FP32", "FP64"})
@@ -73,6 +74,7 @@ def encode_infer(response: InferResponse, request: InferRequest, nonfinite: NonF
     text = (
         head
         + _TIMINGS % (1e6 * stages.parse, before_us, 1e6 * stages.queue, batch_us, 1e6 * serialise)
+        + (_DOWNGRADED % response.downgraded if response.downgraded else b"")
         + _ROWS % response.batch_rows
         + tail
     )

@@ -108,6 +108,8 @@ def encode_infer(response: InferResponse, request: InferRequest) -> bytes:
     for stage in stages.__struct_fields__[:-1]:
         parameters["timings_us." + stage].int64_param = round(_MICROSECONDS * getattr(stages, stage))
     parameters["batch_rows"].int64_param = response.batch_rows
+    if response.downgraded:
+        parameters["downgraded"].int64_param = response.downgraded
     serialise = stages.serialise + time.perf_counter() - start
     parameters["timings_us.serialise"].int64_param = round(_MICROSECONDS * serialise)
     data: bytes = message.SerializeToString()

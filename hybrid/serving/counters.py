@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from hybrid.batching.queue import LaneCounters
-from hybrid.preprocess.pool import PreprocessStats
+from hybrid.preprocess.stats import PreprocessStats, Totals, total
 from hybrid.serving.tally import Tally
 from hybrid.workers.seat import PoolCounts
 
@@ -24,8 +24,7 @@ class Ledger:
     """The counts of every model that was ever served, by name and version; and of preprocess pools that have ended."""
 
     def __init__(self) -> None:
-        self.preprocess_busy_s = 0.0
-        self.preprocess_items_n = self.preprocess_failed_n = self.preprocess_timeouts_n = 0
+        self.preprocess = Totals()
         self._counters: dict[tuple[str, str], Counters] = {}
 
     def __iter__(self) -> Iterator[Counters]:
@@ -55,7 +54,4 @@ class Ledger:
 
     def pool_ended(self, stats: PreprocessStats) -> None:
         """Take in what a preprocess pool had counted when it ended."""
-        self.preprocess_busy_s += stats.busy_s
-        self.preprocess_items_n += stats.items_n
-        self.preprocess_failed_n += stats.failed_n
-        self.preprocess_timeouts_n += stats.timeouts_n
+        self.preprocess = total((self.preprocess, stats))

@@ -85,22 +85,28 @@ class Http(Struct, frozen=True, kw_only=True):
     """Counters of the HTTP edge.
 
     `malformed_n` are requests that were not HTTP, `disconnects_n` clients that left before their answer; `accepted_n`
-    and `refused_n` count connections; `responses` are by status code.
+    and `refused_n` count connections, `refused_bodies_n` bodies for which there was no memory; `responses` are by
+    status code. Bytes are counted as they are read and written, without what TLS adds.
     """
 
     requests_n: int = 0
-    accepted_n: int | None = None
+    accepted_n: int = 0
     refused_n: int = 0
+    refused_bodies_n: int = 0
     disconnects_n: int = 0
-    received_bytes_n: int | None = None
-    sent_bytes_n: int | None = None
+    received_bytes_n: int = 0
+    sent_bytes_n: int = 0
     malformed_n: int = 0
     timeouts_n: int = 0
     responses: tuple[Responses, ...] = ()
 
 
 class Front(Struct, frozen=True, kw_only=True):
-    """The front end: requests inside, open connections, lag of the event loop, and the preprocess pool (`pre_*`)."""
+    """The front end: requests inside, open connections, lag of the event loop, and the preprocess pool (`pre_*`).
+
+    Rows of the pool: `pre_late_n` were refused over their time limit, `pre_downgraded_n` made at less cost instead;
+    `pre_cache_*` is what was known of rows before.
+    """
 
     inflight: int = 0
     conns: int = 0
@@ -111,6 +117,11 @@ class Front(Struct, frozen=True, kw_only=True):
     pre_items_n: int = 0
     pre_rejected_n: int = 0
     pre_late_n: int = 0
+    pre_downgraded_n: int = 0
+    pre_cpu_s: float = 0.0
+    pre_cache_hits_n: int = 0
+    pre_cache_misses_n: int = 0
+    pre_cache_bytes: int = 0
     bytes_queued: int = 0
     outcomes: Outcomes = Outcomes()
     http: Http = Http()

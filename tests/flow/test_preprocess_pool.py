@@ -251,7 +251,7 @@ async def test_known_rows_are_answered_without_a_process_and_still_later():
         os.kill(pool.stats().members[0].pid, signal.SIGSTOP)
         again = await submit(pool, b"two", b"one", b"two")
         assert [row[0].tolist() for row in again.rows] == [first.rows[i][0].tolist() for i in (1, 0, 1)]
-        assert (pool.stats().items_n, pool.stats().cache.hits_n, pool.stats().cache.misses_n) == (2, 3, 2)
+        assert (pool.stats().items_n, pool.stats().cache_hits_n, pool.stats().cache_misses_n) == (2, 3, 2)
         os.kill(pool.stats().members[0].pid, signal.SIGCONT)
         mixed = await submit(pool, b"three", b"one")
         assert mixed.rows[1][0].tolist() == first.rows[0][0].tolist()
@@ -273,14 +273,14 @@ async def test_errors_and_coarse_rows_are_not_kept():
     async with pool_of(settings) as pool:
         assert isinstance(await submit(pool, b"no image"), BadRequest)
         assert isinstance(await submit(pool, b"no image"), BadRequest)
-        assert pool.stats().cache.entries == 0
+        assert pool.stats().cache_entries == 0
         answer = asyncio.get_running_loop().create_future()
         job = pool._job([GOOD], time.monotonic() + 60.0, answer.set_result)
         job.cheap = {0}
         pool.state.submit(job, time.monotonic())
         pool._pump()
         assert (await answer).downgraded == 1
-        assert pool.stats().cache.entries == 0
+        assert pool.stats().cache_entries == 0
 
 
 async def test_a_process_stopped_for_long_does_not_cost_the_request():

@@ -46,6 +46,11 @@ def test_json_answer():
     }
 
 
+def test_rows_that_were_preprocessed_more_coarsely_are_told():
+    body = strict_json(oip.encode_infer(response_of(fp32("y", [1.0]), batch_rows=8, downgraded=3), request_of()).body)
+    assert (body["parameters"]["downgraded"], body["parameters"]["batch_rows"]) == (3, 8)
+
+
 def test_stage_times_in_body_and_header():
     stages = dict(zip(Timings.__struct_fields__, (1e-6, 2e-6, 3e-3, 4e-6, 5e-3, 6e-6, 7.0), strict=True))
     encoded = oip.encode_infer(response_of(fp32("y", [1])), request_of())

@@ -101,6 +101,11 @@ def test_stage_times_are_whole_microseconds():
     assert found == {"batch_rows": 7} | {f"timings_us.{stage}": n for n, stage in enumerate(stages, 1)}
 
 
+def test_rows_that_were_preprocessed_more_coarsely_are_told():
+    made = pb.ModelInferResponse.FromString(encode_infer(InferResponse("m", "1", (), downgraded=3), InferRequest(())))
+    assert made.parameters["downgraded"].int64_param == 3
+
+
 def test_only_the_outputs_that_were_asked_for_in_their_order():
     outputs = tuple(Tensor(name, "FP32", np.zeros((1,), np.float32)) for name in "abc")
     response = InferResponse("m", "1", outputs)
