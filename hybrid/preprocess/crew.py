@@ -111,7 +111,10 @@ class Crew:
                 await self._wait_gone()
         except TimeoutError:
             for member in list(self.members.values()):
-                self.kill(member, "did not stop in time")
+                if timeout_s > 0.0:
+                    self.kill(member, f"did not stop within {timeout_s:g} s")
+                elif member.child is not None:  # nobody was given time, so there is nothing to warn of
+                    member.child.kill("stopped")
             await self._wait_gone()
 
     @property

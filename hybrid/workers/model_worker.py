@@ -97,8 +97,10 @@ class ModelWorker:
             pipeline.static_rows = 0  # rows that are filled in would influence the others too
         top = 1 if reason else min(start.max_batch, pipeline.max_rows or start.max_batch)
         warm: list[tuple[int, float]] = []
-        for rows in dict.fromkeys((1, top)):
-            pipeline.warm(rows, start.warm_length)
+        # One row of a static batch costs what a full one does, and the check has run that shape already.
+        for rows in (top,) if pipeline.static_rows else dict.fromkeys((1, top)):
+            if not (pipeline.static_rows and top > 1):
+                pipeline.warm(rows, start.warm_length)
             warm.append((rows, pipeline.warm(rows, start.warm_length)))
         return wire.Ready(
             signature=pipeline.signature,
