@@ -50,7 +50,8 @@ class Scheduler:
         self._clock = clock
         self._workers: WorkerSettings = pool.model.workers
         self._pump_due = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = INFINITY
         self._warm = CostModel()
         self.state.lanes.unknown = self._warm
 
@@ -186,11 +187,13 @@ class Scheduler:
         """One timer per model. One that fires too early is kept: re-arming per request would cost more."""
         when = self.state.wake_at(now)
         if self._timer is not None:
-            if self._timer.when() <= self._loop.time() + (when - now) and not self._timer.cancelled():
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
             self._timer = None
         if when != INFINITY:
+            # The time is kept here, because for less than half a millisecond uvloop gives a handle that has none.
+            self._timer_at = when
             self._timer = self._loop.call_later(max(0.0, when - now), self._on_timer)
 
     def _on_timer(self) -> None:
