@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import DecodeError, Struct, ValidationError, json
 
-from hybrid.errors import BadRequest, HybridError, MethodNotAllowed
+from hybrid.errors import BadRequest, HybridError
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.exchange import Exchange
 from hybrid.protocol.oip_meta import encode_index
@@ -100,8 +100,7 @@ def refuse_overrides(parameters: Iterable[str]) -> None:
 
 
 def _body(exchange: Exchange) -> _Body:
-    if exchange.method != "POST":
-        raise MethodNotAllowed(f"{exchange.path[:200]} takes POST, got {exchange.method[:20]}", allow="POST")
+    exchange.expect("POST")
     if not exchange.body.strip():
         return _Body()
     try:
