@@ -152,8 +152,8 @@ class Load:
     def _one(self, connection, value, used):
         try:
             connection.request("POST", f"/v2/models/{self._model}/infer", json.dumps(body_of([[value]])))
-            answer = connection.getresponse()
-            data = json.loads(answer.read())
+            with connection.getresponse() as answer:
+                data = json.loads(answer.read())
         except ConnectionRefusedError:
             return "refused"
         except TimeoutError:

@@ -20,7 +20,7 @@ faults = true
 max_batch = 8
 [workers]
 instances = {workers}
-heartbeat_timeout_s = 1.5
+heartbeat_timeout_s = 1.2
 """
 
 
@@ -133,7 +133,7 @@ def test_signals_to_an_idle_worker(serve, number):
 
 
 def test_a_worker_that_is_stopped_with_a_batch(serve):
-    server = serve(1, MODEL.replace("fixed_ms = 5", "fixed_ms = 120"))
+    server = serve(1, MODEL.replace("fixed_ms = 5", "fixed_ms = 60"))
     assert server.infer_x("m", 1.0)[0] == 200
     worker, answers = pids(server)["w0"], []
     thread = threading.Thread(target=lambda: answers.extend(infer_together(server, "m", [1.0, 2.0, 3.0])))
@@ -151,7 +151,7 @@ def test_a_worker_that_is_stopped_with_a_batch(serve):
 @pytest.mark.parametrize("everybody", [False, True], ids=["server", "server and workers"])
 def test_a_frozen_server_does_not_kill_its_workers_when_it_wakes(serve, everybody):
     """Suspended laptops, paused containers, debuggers: silence that is our own says nothing about a worker."""
-    text = MODEL.replace("fixed_ms = 5", "fixed_ms = 300\nbusy = true").replace("max_batch = 8", "max_batch = 1")
+    text = MODEL.replace("fixed_ms = 5", "fixed_ms = 200\nbusy = true").replace("max_batch = 8", "max_batch = 1")
     text += "hang_min_s = 1.2\nhang_factor = 1.5\n"
     server = serve(2, text)
     assert server.infer_x("m", 1.0)[0] == 200
@@ -162,7 +162,7 @@ def test_a_frozen_server_does_not_kill_its_workers_when_it_wakes(serve, everybod
     frozen = [server.process.pid, *(before.values() if everybody else ())]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(2.5)
+    time.sleep(2.2)
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
     thread.join(30)

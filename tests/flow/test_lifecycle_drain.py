@@ -221,7 +221,8 @@ def test_requests_in_preprocessing_are_answered():
     image = base64.b64encode(jpeg.getvalue()).decode()
     body = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]}
     thread, results = in_background(lambda: together([lambda: server.post("/v2/models/nsfw/infer", body)] * 8))
-    server.until(lambda: server.snapshot()["front"]["pre_queue"] >= 2, what="images wait to be decoded")
+    server.until(lambda: server.snapshot()["front"]["inflight"] == 9, what="the requests are in flight")
+    assert server.snapshot()["front"]["pre_queue"] > 0  # images wait to be decoded
     server.signal(signal.SIGTERM)
     thread.join(60)
     assert [status for status, _ in results[0]] == [200] * 8

@@ -105,7 +105,7 @@ def test_kill_9_of_a_server_with_preprocess_processes():
 def test_starts_and_stops_in_a_row():
     """Nothing is written to stderr but the line that says why it ends, warnings being errors (ZOM-04)."""
     for number in range(20 if LONG else 3):
-        with Server("simulated:null", env={"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}) as server:
+        with Server("simulated:null", env={"PYTHONWARNINGS": "error"}) as server:
             assert server.infer_x("simulated:null", float(number))[0] == 200
             children = server.children()
         assert server.process.returncode == 0
@@ -140,3 +140,24 @@ def test_a_model_server_run_by_a_shell_that_is_killed(tmp_path):
     process.stdout.close()
     process.wait(10)
     assert gone(children, 3.0)
+
+
+def test_a_script_without_a_main_guard_is_not_run_again_in_each_worker(tmp_path):
+    """Workers are programs of their own and no copies of whoever started the server (FRK-05)."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('top level', flush=True)\n"
+        "from hybrid.cli.main import run\n"
+        "raise SystemExit(run(['serve', 'simulated:null', '--workers', '2', '--port', '0']))\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    out = ""
+    while "ready on" not in out:
+        out += (line := process.stdout.readline())
+        assert line
+    assert len(psutil.Process(process.pid).children(recursive=True)) == 2
+    process.terminate()
+    out += process.communicate(timeout=10)[0]
+    assert process.returncode == 0
+    assert out.count("top level") == 1

@@ -19,6 +19,7 @@ from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import setup_logging
 from hybrid.workers import wire
 from hybrid.workers.arena import Slab
+from hybrid.workers.pack import Rows
 from hybrid.workers.pool import BatchOrder, WorkerPool
 from hybrid.workers.process import ChildProcess, describe_exit
 
@@ -221,7 +222,7 @@ def send(pool, batch, values, worker=None):
     worker = next(iter(pool.members)) if worker is None else worker
     array = np.array(values, np.float32).reshape(-1, 1)
     tensors = (Tensor("x", "FP32", array),)
-    pool.send(BatchOrder(batch, worker, len(array), 0.1, 5.0), [(tensors, 0, len(array))], {})
+    pool.send(BatchOrder(batch, worker, len(array), 0.1, 5.0), [Rows(tensors, 0, len(array))], {})
 
 
 async def test_batches_come_back(make_pool):
