@@ -20,6 +20,7 @@
     │   └── OutputInvalid            500  INTERNAL             (row counts, non-finite JSON)
     ├── LoadFailed                   500  INTERNAL             (what was served before still is)
     ├── NotReady                     503  UNAVAILABLE          (starting, draining, no worker)
+    ├── ServerUnreachable            503  UNAVAILABLE          (raised by our client, never sent)
     ├── DeadlineExceeded             504  DEADLINE_EXCEEDED
     └── StartupError                 500  INTERNAL             exit 1
         └── ConfigError              500  INTERNAL             exit 2
@@ -192,6 +193,13 @@ class NotReady(HybridError):
     def headers(self) -> dict[str, str]:
         """Say when to come back."""
         return {"Retry-After": "1"}
+
+
+class ServerUnreachable(HybridError):
+    """Nothing answers where a client looks for a server, or what answers is none."""
+
+    status = 503
+    grpc_code = "UNAVAILABLE"
 
 
 class DeadlineExceeded(HybridError):

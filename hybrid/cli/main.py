@@ -23,6 +23,7 @@ from hybrid.telemetry.log_sink import open_sink
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("hybrid.cli.serve", "Serve models over HTTP and gRPC."),
     "batch": ("hybrid.cli.batch", "Run a whole file through a model."),
+    "infer": ("hybrid.cli.infer", "Send a text, an image or JSON to a running server."),
     "plan": ("hybrid.cli.plan", "Show how models would run on this machine, and why."),
     "models": ("hybrid.cli.models", "List what can be served here."),
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
