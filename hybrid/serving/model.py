@@ -230,7 +230,7 @@ class ServedModel:
 def policy_of(plan: Plan, settings: BatchingSettings) -> BatchPolicy:
     """Return what batching needs of a plan and of the model's settings.
 
-    Rows that are never padded, or all to one length, gain nothing from being sorted.
+    Rows that run alone, that are never padded, or all to one length, gain nothing from being sorted.
     """
     return BatchPolicy(
         max_batch=plan.max_batch,
@@ -242,7 +242,7 @@ def policy_of(plan: Plan, settings: BatchingSettings) -> BatchPolicy:
         margin_ratio=_MARGIN_RATIO,
         static=plan.static,
         static_length=plan.static_length,
-        formation=settings.formation if settings.pad_inputs and not plan.static else "fifo",
+        formation=settings.formation if settings.pad_inputs and plan.max_batch > 1 and not plan.static else "fifo",
         size_edges=plan.size_edges,
     )
 
