@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
             self._done(exchange)
             shared.disconnects_n += 1
             exchange.disconnected = True
-            _notify(exchange)
+            exchange.say_disconnected()
 
     # Called by the server.
 
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
     def end_streams(self) -> None:
         """End all answers of unknown length properly; their writers are told."""
         for exchange in [e for e in self._queue if e.streaming is not None and not e.done]:
-            _notify(exchange)
+            exchange.say_disconnected()
             self.stream(exchange, b"" if exchange.http10 else reply.LAST_CHUNK, last=True)
 
     def abort(self) -> None:
@@ -289,8 +289,6 @@ class Connection(asyncio.Protocol):
         else:
             self._hand_out(exchange)
 
-
-
     def _hand_out(self, exchange: Exchange) -> None:
         shared = self._shared
         self._queue.append(exchange)
@@ -396,12 +394,3 @@ class Connection(asyncio.Protocol):
         linger = linger and not self._eof
         self.deadline = self._shared.clock() + (_LINGER_S if linger else self._shared.limits.write_timeout_s)
         self._wire.end(linger=linger)
-
-
-def _notify(exchange: Exchange) -> None:
-    if exchange.on_disconnect is None:
-        return
-    try:
-        exchange.on_disconnect()
-    except Exception:
-        log.exception("on_disconnect failed for %s %s", exchange.method, exchange.path)

@@ -3,12 +3,15 @@
 What a handler sees of HTTP. Must never know sockets or the order in which answers leave: the sink does.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from hybrid.errors import HybridError, MethodNotAllowed
 from hybrid.frontend import reply
 from hybrid.frontend.reply import Body
+
+log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -120,6 +123,15 @@ class Exchange:
     def fail(self, error: HybridError) -> None:
         """Answer with the status, headers and JSON body of an error."""
         self.reply(error.status, reply.error_body(error), extra=reply.error_headers(error))
+
+    def say_disconnected(self) -> None:
+        """Tell whoever works on the answer that nobody waits for it any more."""
+        if self.on_disconnect is None:
+            return
+        try:
+            self.on_disconnect()
+        except Exception:
+            log.exception("on_disconnect failed for %s %s", self.method, self.path)
 
     def start_stream(self, content_type: bytes) -> "StreamWriter":
         """Begin an answer of unknown length (status 200), for example server-sent events.

@@ -20,6 +20,7 @@ from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.arena import Slab, read_array
+from hybrid.workers.judge import fault_of, takes_effect_at, too_large
 from hybrid.workers.member import Member, MemberState, Taken
 from hybrid.workers.pack import Rows, pack_batch
 from hybrid.workers.process import ChildProcess, End
@@ -28,7 +29,6 @@ from hybrid.workers.seat import PoolCounts, Seat
 log = logging.getLogger("hybrid.workers")
 
 _TICK_S = 0.25
-_ROOM_TO_GROW = 1.25  # over what a fresh worker holds: a limit below that would recycle for ever
 
 
 class Output(Struct, frozen=True):
@@ -255,12 +255,10 @@ class WorkerPool:
 
     def _note_size(self, member: Member, rss: int) -> None:
         member.fresh_rss_bytes = rss
-        limit = self.model.workers.rss_limit_bytes
-        if limit and rss * _ROOM_TO_GROW > limit:
-            log.warning(
-                "w%d of %s holds %d MiB when fresh: rss_limit_bytes (%d MiB) takes effect at %d MiB",
-                member.seat, self.model.name, rss >> 20, limit >> 20, int(rss * _ROOM_TO_GROW) >> 20,
-            )  # fmt: skip
+        limit, effect = self.model.workers.rss_limit_bytes, takes_effect_at(member, self.model.workers)
+        if limit is not None and effect is not None and effect > limit:
+            text = "w%d of %s holds %d MiB when fresh: rss_limit_bytes (%d MiB) takes effect at %d MiB"
+            log.warning(text, member.seat, self.model.name, rss >> 20, limit >> 20, int(effect) >> 20)
 
     def _retire(self, member: Member) -> None:
         self._enter(member, MemberState.RETIRING)
@@ -334,37 +332,23 @@ class WorkerPool:
                 self._watch(member, now)
 
     def _watch(self, member: Member, now: float) -> None:
-        settings = self.model.workers
-        child = member.child
-        if child is None:
-            return
-        if member.state is MemberState.STARTING and now - member.since > settings.start_timeout_s:
-            self.kill(member.id, f"not ready after {settings.start_timeout_s:g} s")
-        elif member.state in (MemberState.READY, MemberState.RETIRING):
-            overdue_s = member.overdue_s(now)
-            if overdue_s is not None:
-                self.kill(member.id, f"hung: its batch runs for {overdue_s:.1f} s", own=not child.suspended)
-            elif now - child.heard_at > self._patience_s(member):
-                self.kill(member.id, f"silent for {now - child.heard_at:.1f} s")
-            elif settings.rss_limit_bytes and child.rss_bytes > settings.rss_limit_bytes:
-                self._recycle(member, child.rss_bytes, now)
+        fault = fault_of(member, self.model.workers, now)
+        if fault is not None:
+            self.kill(member.id, fault.text, own=fault.own)
+        elif too_large(member, self.model.workers):
+            self._recycle(member, now)
 
-    def _patience_s(self, member: Member) -> float:
-        """An engine may hold the interpreter for a whole batch, so a busy worker may be silent for longer."""
-        longest = max((taken.expected_s for taken in member.taken.values()), default=0.0)
-        return max(self.model.workers.heartbeat_timeout_s, 3.0 * longest)
-
-    def _recycle(self, member: Member, rss: int, now: float) -> None:
+    def _recycle(self, member: Member, now: float) -> None:
         """Start a successor on the same seat; the old one works until it is ready."""
-        seat, grown_to = member.seat, member.fresh_rss_bytes * _ROOM_TO_GROW
-        if rss < grown_to or not self.seats[seat].may_recycle(now) or member.state is not MemberState.READY:
+        seat = member.seat
+        if member.child is None or not self.seats[seat].may_recycle(now):
             return
         if any(other.seat == seat and other is not member for other in self.members.values()):
             return
-        name, limit = self.model.name, self.model.workers.rss_limit_bytes or 0
-        log.warning("w%d of %s holds %d MiB, over its %d MiB: recycling", seat, name, rss >> 20, limit >> 20)
+        rss, limit = member.child.rss_bytes >> 20, (self.model.workers.rss_limit_bytes or 0) >> 20
+        log.warning("w%d of %s holds %d MiB, over its %d MiB: recycling", seat, self.model.name, rss, limit)
         self.counts.ends["recycled"] = self.counts.ends.get("recycled", 0) + 1
-        self.seats[seat].last_end = f"recycled at {rss >> 20} MiB"
+        self.seats[seat].last_end = f"recycled at {rss} MiB"
         self._start_member(seat)
 
     async def _wait_gone(self) -> None:
