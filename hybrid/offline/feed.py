@@ -90,10 +90,16 @@ class Feed:
             self._on_end(error)
 
 
-def _chunk(rows: Iterator[tuple[InputRow, int]]) -> tuple[list[InputRow], int]:
+def _chunk(rows: Iterator[tuple[InputRow, int] | None]) -> tuple[list[InputRow], int]:
+    """Return the next rows, at least one of them, and the position behind; none at the end."""
     chunk: list[InputRow] = []
     nbytes = position = 0
-    for row, end in rows:
+    for found in rows:
+        if found is None:
+            if chunk:
+                break
+            continue
+        row, end = found
         chunk.append(row)
         nbytes += row.nbytes
         position = end

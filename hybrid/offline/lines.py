@@ -5,6 +5,7 @@ interpreter cannot end while somebody waits for standard input.
 """
 
 import os
+import select
 from collections.abc import Iterator
 from typing import Final
 
@@ -26,14 +27,24 @@ class RawLine(Struct, frozen=True, gc=False):
     oversized: bool = False
 
 
-def read_lines(descriptor: int, limit: int = MAX_LINE_BYTES) -> Iterator[RawLine]:
+def read_lines(descriptor: int, limit: int = MAX_LINE_BYTES) -> Iterator[RawLine | None]:
     """Yield the lines of a file from its present position on. The last one need not end with a newline.
+
+    None comes where the next line is not there yet and waiting for it begins: whoever collects lines hands over those
+    that it has.
 
     A carriage return before the newline goes, and so does a byte order mark before the first line. Of a line that is
     longer than `limit` nothing is kept.
     """
     position, carried, skipping, first = 0, bytearray(), False, True
-    while block := os.read(descriptor, _READ_BYTES):
+    readiness = select.poll()
+    readiness.register(descriptor, select.POLLIN)
+    while True:
+        if not readiness.poll(0):
+            yield None
+        block = os.read(descriptor, _READ_BYTES)
+        if not block:
+            break
         *whole, rest = block.split(b"\n")
         for part in whole:
             position += len(part) + 1

@@ -140,8 +140,8 @@ class Results:
         kept = 0
         whole = _ends_whole(file.descriptor)
         for line in read_lines(file.descriptor):
-            if line.end == file.size and not whole:
-                break
+            if line is None or (line.end == file.size and not whole):
+                break  # None is for pipes
             index = _index(line.data)
             if follow and index == behind:
                 behind += 1

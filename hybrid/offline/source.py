@@ -33,8 +33,10 @@ class Source(Protocol):
     def facts(self) -> InputFacts | None:
         """Return what a later run compares; None for what cannot be read twice."""
 
-    def read(self, start: int) -> Iterator[tuple[InputRow, int]]:
+    def read(self, start: int) -> Iterator[tuple[InputRow, int] | None]:
         """Yield every row from number `start` on, with the position in the input behind it, in bytes.
+
+        None says that waiting for the next row begins.
 
         Raises:
             OSError: the input cannot be read any further.
@@ -66,9 +68,13 @@ def open_source(name: str, kind: Kind | None) -> Source:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if kind == "npy":
+    if kind != "npy":
+        return LineSource(descriptor, kind, path.parent)
+    try:
         return ArrayReader(descriptor, str(path))
-    return LineSource(descriptor, kind, path.parent)
+    except ConfigError:
+        os.close(descriptor)
+        raise
 
 
 class LineSource:
@@ -86,11 +92,15 @@ class LineSource:
         """Size, time and head of a file; nothing of a pipe."""
         return file_facts(self._descriptor, self.kind) if self._is_file else None
 
-    def read(self, start: int) -> Iterator[tuple[InputRow, int]]:
+    def read(self, start: int) -> Iterator[tuple[InputRow, int] | None]:
         """Yield rows; blank lines of JSONL are no rows, an empty line of text is an empty text."""
         json_rows = JsonRows(self._folder) if self.kind == "jsonl" else None
-        index = 0
-        for number, line in enumerate(read_lines(self._descriptor), start=1):
+        index = number = 0
+        for line in read_lines(self._descriptor):
+            if line is None:
+                yield None
+                continue
+            number += 1
             if json_rows is not None and not line.oversized and not line.data.strip():
                 continue
             index += 1

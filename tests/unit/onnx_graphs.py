@@ -80,3 +80,19 @@ def expand(path: Path) -> str:
     nodes = [helper.make_node("Expand", ["one", "x"], ["y"])]
     one = helper.make_tensor("one", FLOAT, [1], [1.0])
     return write(path, nodes, [value("x", INT64, [1])], [value("y", FLOAT, ["n"])], [one])
+
+
+def shape_seen(path: Path) -> str:
+    """`sum` of a row [n], and `shape` [n, 2]: how many rows and columns the model was really run with."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0),
+        helper.make_node("Shape", ["x"], ["both"]),
+        helper.make_node("Reshape", ["both", "row"], ["one"]),
+        helper.make_node("Slice", ["both", "zero", "axes"], ["rows"]),
+        helper.make_node("Concat", ["rows", "two"], ["target"], axis=0),
+        helper.make_node("Expand", ["one", "target"], ["shape"]),
+    ]
+    numbers = {"axes": [1], "zero": [0], "two": [2], "row": [1, 2]}
+    constants = [helper.make_tensor(name, INT64, [len(data)], data) for name, data in numbers.items()]
+    outputs = [value("sum", FLOAT, ["n"]), value("shape", INT64, ["n", 2])]
+    return write(path, nodes, [value("x", FLOAT, ["n", "k"])], outputs, constants)
