@@ -36,6 +36,7 @@ class GrpcServer:
 
     def __init__(self, service: Service, limits: HttpLimits) -> None:
         self.inflight = 0
+        self._held_bytes = 0  # of the messages of all open calls
         self.service = service
         self._limits = limits
         self._server: grpc.aio.Server | None = None
@@ -106,7 +107,9 @@ class GrpcServer:
     def _handler(self, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def handle(data: bytes, context: Any) -> bytes:
             self.inflight += 1
+            self._held_bytes += len(data)
             try:
+                self._refuse_too_much()
                 result: Result = await method(data, _call(context))
             except HybridError as error:
                 result = error
@@ -120,9 +123,16 @@ class GrpcServer:
                 result = HybridError("an error inside the server that nobody foresaw; its log has more")
             finally:
                 self.inflight -= 1
+                self._held_bytes -= len(data)
             return result if isinstance(result, bytes) else _fail(context, result)
 
         return handle
+
+    def _refuse_too_much(self) -> None:
+        """Hold messages to the same bound as bodies of HTTP, though beside them; the library has none of its own."""
+        limit = self._limits.max_buffered_bytes
+        if self._held_bytes > limit:
+            raise NotReady(f"the server holds as many messages as it may: {limit} bytes")
 
 
 def _call(context: Any) -> Call:

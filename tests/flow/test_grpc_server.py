@@ -16,7 +16,7 @@ from server import Server
 from tritonclient.grpc import service_pb2 as pb
 
 from hybrid.config import HttpLimits
-from hybrid.errors import HybridError
+from hybrid.errors import HybridError, StartupError
 from hybrid.frontend.grpc import GrpcServer
 
 pytestmark = pytest.mark.slow
@@ -73,6 +73,43 @@ async def test_a_second_server_does_not_share_the_port():
         async with plain(first.grpc_port) as channel:
             answers = [await status(channel.unary_unary(SERVICE + "ModelInfer")(body("null"))) for _ in range(20)]
     assert answers == ["OK"] * 20
+
+
+async def test_free_ports_are_distinct():
+    """PRT-03: many starts at once that ask for any port."""
+    servers = [GrpcServer(Cancelling(), HttpLimits()) for _ in range(20)]
+    ports = await asyncio.gather(*(server.start("127.0.0.1", 0) for server in servers))
+    assert len(set(ports)) == 20
+    await asyncio.gather(*(server.close(0.1) for server in servers))
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("localhost", ["127.0.0.1"]),
+        ("0.0.0.0", ["127.0.0.1"]),
+        ("::1", ["[::1]"]),
+        ("[::1]", ["[::1]"]),
+        ("::", ["127.0.0.1", "[::1]"]),
+    ],
+)
+async def test_every_way_to_write_a_host(host: str, reached: list[str]):
+    """PRT-04."""
+    if "::" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    server = GrpcServer(Cancelling(), HttpLimits())
+    port = await server.start(host, 0)
+    for address in reached:
+        async with grpc.aio.insecure_channel(f"{address}:{port}") as channel:
+            assert await status(channel.unary_unary(SERVICE + "ServerReady")(b"", timeout=5)) == "INTERNAL"
+    await server.close(0.1)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "", "192.0.2.1"])
+async def test_hosts_that_are_none_of_this_machine(host: str):
+    with pytest.raises(StartupError, match="gRPC: host"):
+        await GrpcServer(Cancelling(), HttpLimits()).start(host, 0)
 
 
 def test_it_can_be_switched_off():
@@ -159,28 +196,46 @@ async def test_calls_that_outlast_the_drain_are_told_so(tmp_path: Path):
 
 
 class Cancelling:
-    """A service whose method never ends by itself."""
+    """A service whose first method never ends by itself; each call of it puts its task and future into `begun`."""
 
     def __init__(self) -> None:
         self.draining = False
-        self.started: list[Any] = []
+        self.begun: asyncio.Queue[tuple[Any, Any]] = asyncio.Queue()
 
     def methods(self) -> dict[str, Any]:
         return {"ServerLive": self._wait, "ServerReady": self._break, "ModelReady": self._refuse}
 
     def close(self) -> None:
-        self.started.clear()
+        self.draining = True
 
     async def _wait(self, data: bytes, call: Any) -> bytes:
         future = asyncio.get_running_loop().create_future()
-        self.started += [asyncio.current_task(), future]
+        self.begun.put_nowait((asyncio.current_task(), future))
         return await future
 
     async def _break(self, data: bytes, call: Any) -> bytes:
         raise KeyError("secret")
 
-    async def _refuse(self, data: bytes, call: Any) -> bytes:
+    async def _refuse(self, data: bytes, call: Any) -> HybridError:
         return HybridError("\udc80 €" * 5000)
+
+
+async def test_messages_are_bounded_together():
+    service = Cancelling()
+    server = GrpcServer(service, HttpLimits(max_buffered_bytes=250))
+    port = await server.start("127.0.0.1", 0)
+    async with plain(port) as channel:
+        live = channel.unary_unary(SERVICE + "ServerLive")
+        held = [asyncio.ensure_future(status(live(bytes(100)))) for _ in range(2)]
+        futures = [(await service.begun.get())[1] for _ in held]
+        assert await status(live(bytes(100))) == "UNAVAILABLE"
+        for future in futures:
+            future.set_result(b"ok")
+        assert await asyncio.gather(*held) == ["OK", "OK"]
+        again = asyncio.ensure_future(status(live(bytes(100))))
+        (await service.begun.get())[1].set_result(b"ok")
+        assert await again == "OK"
+    await server.close(0.5)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -190,12 +245,9 @@ async def test_a_call_that_is_cancelled_inside_is_answered(which: int):
     server = GrpcServer(service, HttpLimits())
     port = await server.start("127.0.0.1", 0)
     async with plain(port) as channel:
-        call = channel.unary_unary(SERVICE + "ServerLive")(b"", timeout=5)
-        while not service.started:
-            await asyncio.sleep(0.01)
-            call.done()
-        service.started[which].cancel()
-        assert await status(call) == "UNAVAILABLE"
+        call = asyncio.ensure_future(status(channel.unary_unary(SERVICE + "ServerLive")(b"", timeout=5)))
+        (await service.begun.get())[which].cancel()
+        assert await call == "UNAVAILABLE"
     await server.close(0.5)
     assert server.inflight == 0
 
