@@ -195,7 +195,7 @@ def test_the_version_is_said_once():
     [
         ("hybrid", ("onnxruntime", "numpy", "uvloop", "tokenizers", "PIL", "msgspec", "asyncio")),
         ("hybrid.cli.main", ("onnxruntime", "numpy", "uvloop", "tokenizers", "PIL")),
-        ("hybrid.app", ("grpc", "google.protobuf", "onnxruntime", "uvloop", "tokenizers", "PIL")),  # only some need them
+        ("hybrid.app", ("grpc", "google.protobuf", "onnxruntime", "uvloop", "tokenizers", "PIL")),  # for some only
     ],
 )
 def test_importing_loads_no_heavy_library(module, unwanted):
