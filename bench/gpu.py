@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             results |= {"graphs": graphs(file, device), "memory": largest_batch(file, device), "nvml": nvml_fields()}
         results["served"] = served(Path(folder), device)
     if not options.rehearse:
-        print(write("gpu", machine_facts() | _gpu_facts(options.device), results))
+        command = {"command": f"python -m bench.gpu --device {options.device}"}
+        print(write("gpu", machine_facts() | _gpu_facts(options.device), command | results))
     return 0 if results["correct"]["ok"] and results["served"]["ok"] else 1
 
 

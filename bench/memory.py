@@ -84,7 +84,9 @@ def _measure(name: str, case: Case, requests: int) -> None:
         rows.append((variant, *sizes, mappings, "yes" if summary["settled"] else "NO"))
     columns = ("", "start", *(f"{mark:.0%}" for mark in _MARKS), "kB/1000", "mappings", "settled")
     show(f"{name}: {case.title}; RSS in MB after part of {requests} requests", columns, rows)
-    print(write(f"memory_{name}", facts, {"title": case.title, "requests": requests, "figures": figures}))
+    command = f"python -m bench.memory {name} --requests {requests}"
+    content = {"command": command, "title": case.title, "requests": requests, "figures": figures}
+    print(write(f"memory_{name}", facts, content))
 
 
 def _spawned(name: str, case: Case, variant: str, requests: int) -> list[Sample]:

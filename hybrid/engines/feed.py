@@ -62,7 +62,7 @@ def declared(settings: ModelSettings, role: str) -> tuple[TensorSpec, ...]:
     """The `inputs` or `outputs` (the `role`) of model.toml as specs.
 
     Raises:
-        StartupError: a datatype that does not exist or that is text, two of one name, or a scalar input.
+        StartupError: a datatype that does not exist or that is text, or two of one name.
     """
     specs: list[TensorSpec] = []
     for tensor in getattr(settings, role):

@@ -182,10 +182,9 @@ def properties(device: str, settings: ModelSettings, run: EngineSettings) -> dic
         # The worker process is pinned already. OpenVINO pins by its own reading of the machine, and several processes
         # that all choose the first cores run many times slower.
         "ENABLE_CPU_PINNING": False,
-        # OpenVINO keeps 5,000 compiled kernels per kind of layer, one per input shape, which looks like a leak: a small
-        # conv net with random H x W of 16..95 grew from 102 to 682 MB in 4,000 runs. With 64 entries it stayed at
-        # 155 MB, with 256 at the figure in bench/results/memory_openvino.json, at the same speed or better; 0 keeps
-        # none and costs a few per cent whenever the shape changes.
+        # OpenVINO by itself keeps 5,000 compiled kernels per kind of layer, one per input shape. A small conv net with
+        # random H x W of 16..95 grew from 119 to 950 MB in 20,000 runs with those, and settled at 187 MB with 256, at
+        # the same speed (bench/results/memory_openvino_shapes.json). With 0 every change of shape compiles again.
         "CPU_RUNTIME_CACHE_CAPACITY": str(settings.openvino.cache_entries),
     }
     if device == "CPU":

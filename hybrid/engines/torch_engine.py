@@ -195,9 +195,9 @@ def load(settings: ModelSettings, run: EngineSettings) -> TorchEngine:
     if not os.path.isfile(settings.file):
         raise StartupError(f"model {settings.name}: {settings.file}: no such file")
     for name in _CACHES:
-        # PyTorch's defaults are 1024 each. A small conv net with random H x W of 16..63 settled at 507 MB with those,
-        # at 333 MB with 256 and at 276 MB with 64 and 16, and ran fastest with the last. 256 is where a net of 40
-        # layers still keeps all of 8 batch sizes. A value that the operator has set stays.
+        # PyTorch's defaults are 1024 each. A small conv net with 2..8 rows and random H x W of 16..63 settled at 409 MB
+        # with those and at 304 MB with 256, at the same speed (bench/results/memory_torch_shapes.json); a net of 40
+        # layers still keeps all of 8 batch sizes then. What the operator has set stays.
         os.environ.setdefault(name, str(settings.torch.cache_entries))
     program = settings.file.lower().endswith(".pt2")
     if settings.torch.compile and not program:
