@@ -24,7 +24,7 @@ def test_tensors_in_jsonl_come_back_in_order_with_their_ids(tmp_path):
         (index, str(value), {"y": [value, value]}) for index, value in enumerate(values)
     ]
     assert (said["rows"], said["errors"], said["complete"], said["errors_file"]) == (300, 0, True, None)
-    assert said["rows_per_s"] == pytest.approx(300 / said["seconds"], rel=0.01)
+    assert said["rows_per_s"] == pytest.approx(300 / said["seconds"], rel=0.1)  # seconds are rounded
     assert sum(said["released"].values()) == said["batches"] == 5  # of 64, the most that this device takes
 
 
