@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import orjson
 from msgspec import Raw
 
 from hybrid.protocol.json_elements import Codec, build, codec_of, element_fault
@@ -22,6 +23,8 @@ from hybrid.protocol.tensors import Array, Shape, TensorFault, check_strings, el
 #: Longer lists of numbers are read piece by piece: one Python object per element would cost 16 times their bytes.
 BIG_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 16
+_FEW: Final = 8
+_FROM_ARRAY: Final = orjson.OPT_SERIALIZE_NUMPY
 _PIECE_ELEMENTS: Final = 1 << 14
 _WHITESPACE: Final = b" \t\r\n"
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{},"'))
@@ -61,16 +64,27 @@ def write_json(datatype: str, array: Array) -> bytes:
         return msgspec.json.encode([_text(index, element) for index, element in enumerate(array.flat)])
     if datatype == "BF16":
         raise TensorFault("BF16 has no JSON form, only the binary one")
-    if array.size <= _PIECE_ELEMENTS:
+    if array.size <= _FEW:
         return msgspec.json.encode(array.ravel().tolist())
+    if array.size <= _PIECE_ELEMENTS:
+        return _write_piece(array.ravel())
     return _write_big(array.ravel())
 
 
 def _write_big(flat: Array) -> bytes:
     """Write a long list piece by piece: one Python object per element would cost 8 times its bytes."""
     pieces = range(0, flat.size, _PIECE_ELEMENTS)
-    texts = [msgspec.json.encode(flat[start : start + _PIECE_ELEMENTS].tolist())[1:-1] for start in pieces]
+    texts = [_write_piece(flat[start : start + _PIECE_ELEMENTS])[1:-1] for start in pieces]
     return b"[" + b",".join(texts) + b"]"
+
+
+def _write_piece(flat: Array) -> bytes:
+    """Write numbers straight from the array.
+
+    Takes half the time of a detour over Python objects, and half the bytes for FP32, which gets the digits that tell
+    it from its neighbours and not those of the nearest double.
+    """
+    return orjson.dumps(flat, option=_FROM_ARRAY)
 
 
 def _text(index: int, element: bytes) -> str:
