@@ -25,6 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "batch": ("hybrid.cli.batch", "Run a whole file through a model."),
     "infer": ("hybrid.cli.infer", "Send a text, an image or JSON to a running server."),
     "plan": ("hybrid.cli.plan", "Show how models would run on this machine, and why."),
+    "baseline": ("hybrid.cli.baseline", "Measure a model as it is served now, and name what limits it."),
     "models": ("hybrid.cli.models", "List what can be served here."),
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
 }

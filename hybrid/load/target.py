@@ -1,0 +1,121 @@
+"""The server that is measured: one that is started here for the purpose, or one that runs somewhere.
+
+Owns its process, if it is ours, and the few questions that are asked beside the load. Must never know what is measured.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import psutil
+
+from hybrid.errors import StartupError
+from hybrid.load.payloads import ModelMetadata, decode_metadata
+from hybrid.load.spec import Address
+from hybrid.telemetry.snapshot import Snapshot, decode
+
+_READY: Final = re.compile(r"ready on (https?://\S+)")
+_ANSWER_S: Final = 10.0
+_STOP_S: Final = 40.0
+_FOREIGN: Final = ("HYBRID_API_KEYS", "HYBRID_PORT", "HYBRID_GRPC_PORT")  # meant for the user's server, not for ours
+
+
+class Target:
+    """A server at `base` (http://HOST:PORT). `pid` is that of its own process where it runs here.
+
+    Raises:
+        ConfigError: the URL is none of HTTP.
+    """
+
+    def __init__(self, base: str, pid: int | None = None) -> None:
+        Address(base)
+        self.base = base.rstrip("/")
+        self._process = psutil.Process(pid) if pid is not None else None
+        # Without proxies, as the load itself.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def infer_url(self, model: str) -> str:
+        """Return where requests for a model go."""
+        return f"{self.base}/v2/models/{model}/infer"
+
+    def metadata(self, model: str) -> ModelMetadata:
+        """Ask what a model takes.
+
+        Raises:
+            ConfigError: the answer is not that of the protocol.
+            StartupError: no answer, or a refusal.
+        """
+        return decode_metadata(self._get(f"/v2/models/{model}"))
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the server's Snapshot; None where it has none."""
+        try:
+            return decode(self._get("/hybrid/v1/snapshot"))
+        except (StartupError, ValueError):
+            return None
+
+    def front_cpu_s(self) -> float | None:
+        """Return the CPU seconds of the server's own process, without its children; None where it runs elsewhere."""
+        if self._process is None:
+            return None
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def _get(self, path: str) -> bytes:
+        try:
+            with self._opener.open(self.base + path, timeout=_ANSWER_S) as answer:
+                data: bytes = answer.read()
+                return data
+        except urllib.error.HTTPError as error:
+            with error:
+                text = error.read(300).decode(errors="replace")
+            raise StartupError(f"{self.base}{path}: {error.code} {text}") from error
+        except OSError as error:
+            raise StartupError(f"{self.base}: {getattr(error, 'reason', error)}") from error
+
+
+@contextlib.contextmanager
+def local(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
+    """Serve a model on a free port of this machine until the context ends.
+
+    Raises:
+        StartupError: it ended before it was ready; in its own words.
+    """
+    command = [sys.executable, "-m", "hybrid.load.leashed", str(os.getpid()), "serve", model]
+    command += ["--host", "127.0.0.1", "--port", "0", "--grpc-port", "-1", "--log-level", "warning", *options]
+    env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+        try:
+            yield Target(_await_ready(process, errors.fileno()), process.pid)
+        finally:
+            _end(process)
+
+
+def _await_ready(process: subprocess.Popen[str], errors: int) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = _READY.search(line)
+        if found:
+            return found[1]
+    process.wait()
+    last = os.pread(errors, 65_536, 0).decode(errors="replace").strip().splitlines()[-1:]
+    raise StartupError(last[0].removeprefix("hybrid: error: ") if last else "the server ended before it was ready")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
