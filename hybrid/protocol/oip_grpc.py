@@ -170,10 +170,12 @@ def _typed(item: pb.ModelInferRequest.InferInputTensor) -> Array:
     if item.datatype == "BYTES":
         check_strings(count)
         return np.array(list(values), np.object_).reshape(shape)
+    # The type is given, or numpy would take a list of small and very large integers for floats.
+    wide = np.dtype(np.int64) if dtype.kind in "iu" and dtype.itemsize < 8 else dtype
     array = np.empty(count, dtype)
     for start in range(0, count, _PIECE):
-        piece = np.array(values[start : start + _PIECE])
-        if array.itemsize < 4 and dtype.kind in "iu":
+        piece = np.array(values[start : start + _PIECE], wide)
+        if wide is not dtype:
             _check_range(item.datatype, dtype, piece, start)
         array[start : start + _PIECE] = piece
     return array.reshape(shape)

@@ -138,6 +138,12 @@ def test_parameters_that_are_unset():
     assert (request.timeout_s, request.priority, request.outputs, request.id) == (None, None, None, "")
 
 
+def test_very_large_integers_are_no_floats():
+    values = [0, 2**63 + 1, 2**64 - 1]
+    (tensor,) = decoded(typed("UINT64", values, [3])).inputs
+    assert tensor.array.tolist() == values
+
+
 def test_long_typed_contents_are_read_in_pieces():
     values = list(range(100_000))
     (tensor,) = decoded(typed("INT64", values, [100_000])).inputs
