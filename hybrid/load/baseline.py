@@ -93,13 +93,18 @@ class Prober:
         return Baseline(self._model, single, levels, times, verdict)
 
     def _batch_times(self, spec: LoadSpec, metadata: ModelMetadata, largest: int) -> tuple[BatchTime, ...]:
-        """Time batches one by one, as requests of several rows: under load their times would be those of a crowd."""
+        """Time batches one by one, as requests of several rows: under load their times would be those of a crowd.
+
+        All rows have one length, or the line over the rows would carry the noise of the lengths.
+        """
         times = []
+        lengths = sorted(self._settings.lengths)
+        alike = replace(self._settings, count=_BATCH_N, lengths=(lengths[len(lengths) // 2],))
         for rows in BATCHES:
             self._step(f"batches of {rows}")
             if rows > largest:
                 continue
-            payloads = for_model(metadata, replace(self._settings, rows=rows, count=_BATCH_N))
+            payloads = for_model(metadata, replace(alike, rows=rows))
             one = replace(spec, payloads=payloads, seconds=_BATCH_S, max_requests=_BATCH_N)
             _, before, after = self._watched(one)
             if before is None or after is None:
