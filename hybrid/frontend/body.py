@@ -3,6 +3,7 @@
 Owns Content-Encoding. Must never know sockets, HTTP framing or what a body means.
 """
 
+import io
 import zlib
 from typing import Final
 
@@ -12,6 +13,8 @@ from hybrid.errors import BadRequest, TooLarge, UnsupportedEncoding
 _CODINGS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 0}
 #: Compressed input is inflated in slices, so that what zlib hands back as unused is copied in small pieces only.
 _SLICE: Final = 16 * 1024
+#: And made into pieces of this size: fresh memory for a larger one would cost more than inflating into it.
+_PIECE: Final = 16 * 1024
 #: A body of millions of tiny pieces would cost more in object headers than in bytes: they are packed from here on.
 _MAX_PIECES: Final = 64
 _MAX_MEMBERS: Final = 1024
@@ -48,10 +51,15 @@ class BodyReader:
         self._limit = limit
         self._coding = coding
         self._pieces: list[bytes] = []
-        self._packed = bytearray()
+        self._packed: io.BytesIO | None = None  # unlike other buffers it gives its content away without a copy
         self._zlib: zlib._Decompress | None = None
         self._start = b""  # bytes of a stream too short to tell its kind
         self._members = 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether it inflates what it is given."""
+        return self._coding is not None
 
     def add(self, piece: bytes) -> None:
         """Take the next bytes as they came over the wire.
@@ -74,10 +82,11 @@ class BodyReader:
         """
         if self._coding is not None and (self._zlib is not None or self._start):
             raise BadRequest(f"body: {self._coding.decode()} stream ends too early")
-        if not self._packed:
-            return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._packed += b"".join(self._pieces)
-        return bytes(self._packed)
+        rest = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        if self._packed is None:
+            return rest
+        self._packed.write(rest)
+        return self._packed.getvalue()
 
     def _store(self, piece: bytes) -> None:
         self.size += len(piece)
@@ -85,24 +94,29 @@ class BodyReader:
             raise TooLarge(f"body: expected at most {self._limit} bytes after decoding, got more")
         self._pieces.append(piece)
         if len(self._pieces) > _MAX_PIECES:
-            self._packed += b"".join(self._pieces)
+            if self._packed is None:
+                self._packed = io.BytesIO()
+            self._packed.writelines(self._pieces)
             self._pieces.clear()
 
     def _inflate(self, data: bytes) -> None:
         data = self._start + data
-        while data:
+        full = False  # zlib may have kept back what there was no room for, also when it has taken all input
+        while data or full:
             if self._zlib is None:
                 if len(data) < 2:
                     break
                 self._zlib = self._open(data)
+            most = min(_PIECE, self._limit - self.size + 1)
             try:
-                out = self._zlib.decompress(data, self._limit - self.size + 1)
+                out = self._zlib.decompress(data, most)
             except zlib.error as exc:
                 raise BadRequest(f"body: not a valid {self._coding!r} stream ({exc})") from None
+            full = len(out) == most
             if out:
                 self._store(out)
             if self._zlib.eof:
-                data, self._zlib = self._zlib.unused_data, None
+                data, full, self._zlib = self._zlib.unused_data, False, None
             else:
                 data = self._zlib.unconsumed_tail
         self._start = data

@@ -22,8 +22,10 @@ from hybrid.frontend.wire import Wire
 
 log = logging.getLogger(__name__)
 
-#: Input is parsed in slices: what one segment can hand out beyond `max_pipelined` is bounded by a slice.
+#: Segments above this size are parsed in slices. Parsing all others in two would cost 3 µs, a third of what HTTP takes.
 _SLICE: Final = 16 * 1024
+#: Inflated bytes of compressed bodies after which others get a turn of the loop.
+_UNPACKED_PER_TURN: Final = 1024 * 1024
 _STREAM_LIMIT_BYTES: Final = 1024 * 1024
 _LINGER_S: Final = 10.0
 _LINGER_BYTES: Final = 256 * 1024 * 1024
@@ -238,17 +240,23 @@ class Connection(asyncio.Protocol):
             self._shared.bad_requests_n += 1
             self._refuse(error)
         self._count_body()
-        if self._parser.phase == BODY:
-            self._check_room()
+        if self._parser.phase == BODY and not self._shared.has_room(self._parser.missing_bytes):
+            self._refuse(self._shared.refuse_body())
         self._feeding = False
         self._wire.flush()
 
     def _feed_backlog(self) -> None:
-        """Parse slice by slice until more would be out than allowed."""
+        """Parse slice by slice until more would be out than allowed, or others should have a turn."""
+        parser = self._parser
+        pause_at = parser.unpacked_bytes + _UNPACKED_PER_TURN
         while self._backlog is not None and not (self._held or self._wire.blocked or self._closing):
-            data, rest = self._backlog[:_SLICE], self._backlog[_SLICE:]
+            if parser.unpacked_bytes > pause_at:
+                self._shared.call_soon(self._settle)
+                return
+            size = parser.slice_bytes
+            data, rest = self._backlog[:size], self._backlog[size:]
             self._feed(data)
-            self._backlog = rest if rest and self._parser.phase != DROP else None
+            self._backlog = rest if rest and parser.phase != DROP else None
 
     def _stop_parsing(self) -> None:
         if self._parser.phase in (HEAD, BODY):
@@ -256,12 +264,6 @@ class Connection(asyncio.Protocol):
         self._parser.close()
         self._backlog = None
         self._count_body()
-
-    def _check_room(self) -> None:
-        """Refuse a body on its way that no longer fits beside those of all other connections."""
-        shared = self._shared
-        if shared.body_bytes + self._parser.missing_bytes > shared.max_buffered_bytes:
-            self._refuse(shared.refuse_body())
 
     def _count_body(self) -> None:
         change = self._parser.held_bytes - self._counted_bytes
@@ -281,7 +283,7 @@ class Connection(asyncio.Protocol):
         if exchange.body:
             if self._counted_bytes:
                 self._count_body()  # it was counted as a body on its way
-            if shared.body_bytes + len(exchange.body) > shared.max_buffered_bytes:
+            if not shared.has_room(len(exchange.body)):
                 exchange.body, exchange.refusal = b"", shared.refuse_body()
             shared.body_bytes += len(exchange.body)
         if self._held or self._wire.blocked or len(self._queue) >= self._shared.limits.max_pipelined:

@@ -94,6 +94,7 @@ class HttpServer:
             self._listeners.append(listener)
             await listener.open(context, shared.limits.header_timeout_s)
         self._loop = asyncio.get_running_loop()
+        shared.call_soon = self._loop.call_soon
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
         return real_port
 

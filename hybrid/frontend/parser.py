@@ -24,6 +24,11 @@ HEAD: Final = 1  # inside a request line or headers
 BODY: Final = 2  # inside a body
 DROP: Final = 3  # no more requests will be read
 
+#: How much to parse at once: it bounds what one call may hand out beyond `max_pipelined`, and what it may inflate to
+#: is a thousand times as much. A head mostly fits into the first, so a compressed body is known before the second.
+_FIRST_SLICE: Final = 4 * 1024
+_SLICE: Final = 16 * 1024
+_PACKED_SLICE: Final = 1024
 #: Framing bytes allowed per body byte of a chunked request (one-byte chunks need 5): chunk extensions are unbounded.
 _CHUNK_OVERHEAD: Final = 16
 #: Headers that must not be repeated: two parties could believe different ones.
@@ -41,7 +46,8 @@ class RequestParser:
     """Parses what one client sends and hands each complete request to `emit`.
 
     `phase` tells where it stands, `started_at` when the current phase began, `held_bytes` how much of an unfinished
-    body it keeps, `wants_continue` that the client waits for "100 Continue".
+    body it keeps, `wants_continue` that the client waits for "100 Continue", `unpacked_bytes` how much of all bodies
+    that came compressed was inflated.
     """
 
     __slots__ = (
@@ -67,6 +73,7 @@ class RequestParser:
         "now",
         "phase",
         "started_at",
+        "unpacked_bytes",
         "wants_continue",
     )
 
@@ -77,7 +84,7 @@ class RequestParser:
         self._sink = sink
         self._emit = emit
         self.now = 0.0
-        self.held_bytes = 0
+        self.held_bytes = self.unpacked_bytes = 0
         self._upgrade = False
         self._reader: BodyReader | None = None
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -103,6 +110,13 @@ class RequestParser:
                 return self._end(_cause(error))
             return self._check_unfinished() if self.phase else None
         return None
+
+    @property
+    def slice_bytes(self) -> int:
+        """How many bytes to feed next, so that no call takes long."""
+        if self.phase != BODY:
+            return _FIRST_SLICE
+        return _PACKED_SLICE if self._reader is not None and self._reader.packed else _SLICE
 
     @property
     def missing_bytes(self) -> int:
@@ -202,8 +216,11 @@ class RequestParser:
                 return
             reader = self._reader = BodyReader(self._limits.max_body_bytes)
             reader.add(self._body)
+        before = reader.size
         reader.add(piece)
         self.held_bytes = reader.size
+        if reader.packed:
+            self.unpacked_bytes += reader.size - before
 
     def on_message_complete(self) -> None:
         """The end of a request."""

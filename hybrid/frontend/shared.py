@@ -33,6 +33,7 @@ class Shared:
         self.connections: set[Connection] = set()
         self.overload: set[Connection] = set()  # over max_connections, being told so
         self.watch_half_closed: Callable[[Connection], None] = lambda connection: None
+        self.call_soon: Callable[[Callable[[], None]], object] = lambda work: work()
         self.inflight = 0
         self.body_bytes = 0
         self.traffic = Traffic()
@@ -44,6 +45,10 @@ class Shared:
         self.timeouts_n = 0
         self.disconnects_n = 0
         self.bad_requests_n = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a body that takes so much more memory fits beside those of all connections."""
+        return self.body_bytes + nbytes <= self.max_buffered_bytes
 
     def refuse_body(self) -> NotReady:
         """Count a body for which there is no memory, and return what its client is told."""

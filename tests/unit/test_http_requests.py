@@ -1,3 +1,6 @@
+import gzip
+from collections.abc import Callable
+
 import pytest
 from http_fakes import Client, chunked, echo, get, post
 
@@ -235,3 +238,44 @@ def test_connect_is_refused() -> None:
     assert client.statuses == [405]
     assert "allow" in client.responses[0].headers
     assert client.lingers
+
+
+# Compressed bodies and the event loop ---------------------------------------------------------------------------------
+
+
+def test_a_body_that_inflates_to_much_lets_others_have_their_turn() -> None:
+    client = Client()
+    turns: list[Callable[[], None]] = []
+    client.server._shared.call_soon = turns.append
+    parser = client.connection._parser
+    whole = bytes(20_000_000)
+    client.send(post(gzip.compress(whole), "Content-Encoding: gzip") + post(b"next"))
+    inflated, most = parser.unpacked_bytes, 0
+    assert turns
+    assert client.transport.paused, "more of it would only wait in memory"
+    while turns:
+        assert client.waiting == []
+        turns.pop()()
+        most, inflated = max(most, parser.unpacked_bytes - inflated), parser.unpacked_bytes
+    assert [exchange.body for exchange in client.waiting] == [whole, b"next"]
+    assert not client.transport.paused
+    assert most < 3_000_000
+
+
+def test_a_client_that_leaves_while_its_body_is_inflated() -> None:
+    client = Client()
+    turns: list[Callable[[], None]] = []
+    client.server._shared.call_soon = turns.append
+    client.send(post(gzip.compress(bytes(20_000_000)), "Content-Encoding: gzip"))
+    client.lose()
+    for turn in turns:
+        turn()
+    assert client.waiting == []
+    assert client.server.stats().body_bytes == 0
+
+
+def test_a_bomb_is_refused_in_a_later_turn_as_in_the_first() -> None:
+    client = Client(max_body_bytes=8_000_000)
+    client.send(post(gzip.compress(bytes(20_000_000)), "Content-Encoding: gzip"))
+    assert client.statuses == [413]
+    assert client.server.stats().body_bytes == 0
