@@ -12,7 +12,8 @@ from hybrid.models.catalog import resolve
 from hybrid.offline import progress
 from hybrid.offline.fingerprint import Kind
 from hybrid.offline.identity import identity_of
-from hybrid.offline.job import JobFailed, Order, Report, run_job
+from hybrid.offline.job import Order, run_job
+from hybrid.offline.report import JobFailed, Report
 from hybrid.offline.results import Results, open_results
 from hybrid.offline.source import Source, open_source
 from hybrid.planner.prepare import plan_here
@@ -143,7 +144,7 @@ def _summary(report: Report, results: Results, settings: ModelSettings) -> dict[
         "batches": work.batches_n,
         "mean_batch": round(work.rows_n / work.batches_n, 2) if work.batches_n else 0.0,
         "padding": round(work.padding, 4),
-        "released": report.released,
+        "released": work.released,
     }
 
 

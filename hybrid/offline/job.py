@@ -14,13 +14,14 @@ from msgspec import Struct
 
 from hybrid.clock import MonotonicClock
 from hybrid.config import ModelSettings
-from hybrid.errors import HybridError, StartupError
+from hybrid.errors import HybridError
 from hybrid.offline.array_file import ArrayReader
 from hybrid.offline.feed import Feed
 from hybrid.offline.prepare import Preparation
+from hybrid.offline.report import Counts, JobFailed, Report, Work
 from hybrid.offline.results import Results
 from hybrid.offline.rows import InputRow, Outcome, ReadyRow
-from hybrid.offline.run import Runner, Work
+from hybrid.offline.run import Runner
 from hybrid.offline.source import Source
 from hybrid.offline.window import Hurry, Limits, Window
 from hybrid.planner.types import Plan
@@ -34,10 +35,6 @@ _PARTIAL_WAIT_S: Final = 0.05
 _STOP_S: Final = 2.0
 
 
-class JobFailed(StartupError):
-    """The job ended before all rows were done; what was written stays and is continued by the next run."""
-
-
 class Order(Struct, frozen=True):
     """What to do. `max_errors` None allows any number of rows to fail."""
 
@@ -46,28 +43,6 @@ class Order(Struct, frozen=True):
     source: Source
     results: Results
     max_errors: int | None = None
-
-
-class Counts(Struct, frozen=True):
-    """How far the job is. `done_n` rows have left, in this run or an earlier one; `faults_n` of them failed."""
-
-    done_n: int
-    start: int
-    faults_n: int
-    rows_n: int | None  # in the input, where that is known
-    position: int  # bytes of the input that were read, of `size`
-    size: int
-    elapsed_s: float  # since the model was ready; 0 before
-
-
-class Report(Struct, frozen=True):
-    """What a job did in this run. `signal` is the signal that ended it early, 0 without one."""
-
-    counts: Counts
-    work: Work
-    released: dict[str, int]
-    startup_s: float
-    signal: int = 0
 
 
 class Job:
@@ -85,6 +60,8 @@ class Job:
         self._complete = False
         self._timers: list[asyncio.TimerHandle] = []
         self._flush: asyncio.TimerHandle | None = None
+        self._pump_due = False
+        self._draining = False
         self._syncing: asyncio.Future[None] | None = None
 
     async def run(self) -> Report:
@@ -102,12 +79,16 @@ class Job:
         self._model = ServedModel(order.model, order.plan, self._hub, loop, self._clock)
         self._model.start()
         try:
-            if await self._ready():
-                self._start()
-                await self._ended
+            try:
+                if await self._ready():
+                    self._start()
+                    await self._ended
+            finally:
+                await self._finish()
             return self._report()
         finally:
-            await self._stop()
+            # What still runs after a signal or a failure is of no use to anybody; after the last row nothing runs.
+            await self._model.stop(_STOP_S if self._complete else 0.0)
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
@@ -174,14 +155,14 @@ class Job:
 
         self._timers.append(self._loop.call_later(seconds, tick))
 
-    async def _stop(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+    async def _finish(self) -> None:
+        """Stop reading and bring what there is to the disk."""
+        for timer in (*self._timers, self._flush):
+            if timer is not None:
+                timer.cancel()
         if self._ready_at:
             self._feed.stop()
         results = self._order.results
-        # What still runs after a signal or a failure is of no use to anybody; after the last row nothing runs.
-        await self._model.stop(_STOP_S if self._complete else 0.0)
         if self._syncing is not None:
             await asyncio.wait((self._syncing,))
         try:
@@ -206,28 +187,34 @@ class Job:
         for row in rows:
             self._window.admit(row.index, max(row.nbytes, decoded))
         self._preparation.take(rows)
-        self._pump()
+        self._pump_soon()
 
     def _on_end(self, error: Exception | None) -> None:
         if error is not None:
             self._fail(JobFailed(f"the input cannot be read any further: {error}"))
-        self._pump()
+        self._pump_soon()
 
     def _on_ready(self, rows: Sequence[ReadyRow]) -> None:
         for row in rows:
             self._window.ready(row)
-        self._pump()
+        self._pump_soon()
 
     def _on_fault(self, outcome: Outcome) -> None:
-        self._window.settle([outcome])
-        self._loop.call_soon(self._pump)
+        self._on_done([outcome])
 
     def _on_done(self, outcomes: Sequence[Outcome]) -> None:
         self._window.settle(outcomes)
-        self._pump()
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        """In a call of its own: the pump itself may cause what it is called for."""
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
 
     def _pump(self, flush: bool = False) -> None:
         """Move on whatever can move: outcomes to the file, rows into batches, room to the reader."""
+        self._pump_due = False
         if self._ended.done():
             return
         window, feed = self._window, self._feed
@@ -239,19 +226,22 @@ class Job:
             wait_s = max(_PARTIAL_WAIT_S, self._model.plan.max_wait_s)
             self._flush = self._loop.call_later(wait_s, self._on_flush)
         if feed.ended and self._preparation.idle and not window.ready_n:
-            self._model.drain()  # a static batch that is cut short need not wait for its timer
+            if not self._draining:
+                self._draining = True
+                self._model.drain()  # a static batch that is cut short need not wait for its timer
             if not window.open_n and not self._ended.done():
                 self._complete = True
                 self._ended.set_result(None)
 
     def _hurry(self, flush: bool) -> Hurry:
-        if not self._preparation.idle:
-            return Hurry.NONE  # more rows are about to become ready
-        if self._feed.ended or (flush and self._runner.idle):
+        idle = self._runner.idle
+        if not self._preparation.idle:  # more rows are about to become ready
+            return Hurry.SOME if idle else Hurry.NONE
+        if self._feed.ended or (flush and idle):
             return Hurry.ALL
         if self._window.room:
-            return Hurry.NONE
-        return Hurry.ALL if self._runner.idle else Hurry.SOME
+            return Hurry.SOME if idle else Hurry.NONE
+        return Hurry.ALL if idle else Hurry.SOME
 
     def _on_flush(self) -> None:
         self._flush = None
@@ -284,16 +274,9 @@ class Job:
             self._syncing = self._loop.run_in_executor(None, results.sync)
 
     def _report(self) -> Report:
-        started = bool(self._ready_at)
-        reasons: dict[str, int] = {}
-        for lane in self._model.scheduler.state.lanes.classes.values():
-            for reason, count in lane.released.items():
-                if count:
-                    reasons[reason.value] = reasons.get(reason.value, 0) + count
         return Report(
             counts=self.counts(),
-            work=self._runner.work() if started else Work(0, 0, 0, 0),
-            released=reasons,
+            work=self._runner.work() if self._ready_at else Work(),
             startup_s=(self._ready_at or self._clock()) - self._began_at,
             signal=self._signals[0] if self._signals else 0,
         )

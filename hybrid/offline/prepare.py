@@ -144,12 +144,11 @@ class Preparation:
         self._submit()
 
     def _refused(self, rows: Sequence[InputRow], error: HybridError) -> None:
-        """A row of several is at fault, and which one is found by asking for each alone."""
+        """A row of several is at fault, and which one is found by asking for each alone. `_submit` comes next."""
         if len(rows) == 1:
             self._on_fault(_fault(rows[0], error))
         else:
             self._waiting.extendleft([row] for row in reversed(rows))
-            self._submit()
 
 
 def _content(row: InputRow) -> bytes:

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
-from hybrid.offline.job import Counts
+from hybrid.offline.report import Counts
 
 _LINE_S: Final = 10.0
 _RATE_S: Final = 10.0

@@ -9,31 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from hybrid.batching.queue import INFINITY
 from hybrid.errors import HybridError, NotReady, QueueFull, WorkerLost
 from hybrid.messages import InferRequest, InferResponse, Tensor
 from hybrid.offline.output import Output
+from hybrid.offline.report import Work
 from hybrid.offline.rows import Fault, Outcome, ReadyRow
 from hybrid.serving.inference import Answer, Inference
 from hybrid.serving.model import ServedModel
 
 Rows = Sequence[ReadyRow]
-
-
-class Work(Struct, frozen=True):
-    """What was computed: batches, and the row lengths in them, real ones and those that were filled up."""
-
-    batches_n: int
-    rows_n: int
-    real_n: int
-    computed_n: int
-
-    @property
-    def padding(self) -> float:
-        """The share of what was computed that was padding."""
-        return 1.0 - self.real_n / self.computed_n if self.computed_n else 0.0
 
 
 class Runner:
@@ -65,7 +51,12 @@ class Runner:
 
     def work(self) -> Work:
         """Return what was computed so far."""
-        return Work(self._batches_n, self._rows_n, self._real_n, self._computed_n)
+        released: dict[str, int] = {}
+        for lane in self._model.scheduler.state.lanes.classes.values():
+            for reason, count in lane.released.items():
+                if count:
+                    released[reason.value] = released.get(reason.value, 0) + count
+        return Work(self._batches_n, self._rows_n, self._real_n, self._computed_n, released)
 
     def take(self, batches: Sequence[Rows]) -> None:
         """Take batches in; they are run in this order."""

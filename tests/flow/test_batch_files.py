@@ -1,13 +1,16 @@
 """`hybrid batch`: every kind of input and output, bad rows, and what is refused before anything starts."""
 
 import base64
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from batch_runs import batch, errors, results, simulated, summary, x_lines
+from batch_runs import batch, command, errors, results, simulated, summary, x_lines
 from pictures import picture
 
 pytestmark = pytest.mark.slow
@@ -161,6 +164,28 @@ def test_progress_goes_to_standard_error_as_plain_lines(tmp_path):
     assert "\x1b" not in done.stderr
     quiet = batch(ECHO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--fresh", "--quiet")
     assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    (tmp_path / "in.jsonl").write_text(x_lines(range(500)))
+    model = simulated(tmp_path, batching="max_batch = 10", fixed_ms=20)
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            command(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl"), stderr=theirs, timeout=60, check=False
+        )
+        os.set_blocking(ours, False)
+        shown = ""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                shown += os.read(ours, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0
+    assert "loading the model" in shown
+    assert "500 of 500 rows (100 %)" in shown
+    assert shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
 def test_refusals_are_one_line_and_leave_the_input_alone(tmp_path):

@@ -32,12 +32,12 @@ def begin(model: str, source: Path, output: Path, *options: str) -> subprocess.P
 
 
 def many(tmp_path: Path) -> tuple[str, Path]:
-    """A device on which 4,000 rows take about two seconds, and these rows, some of them bad."""
+    """A device on which 4,000 rows take about a second and a half, and these rows, some of them bad."""
     lines = x_lines(range(ROWS)).splitlines()
     for index in BAD:
         lines[index] = "{"
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    return simulated(tmp_path, batching="max_batch = 16", fixed_ms=8), tmp_path / "in.jsonl"
+    return simulated(tmp_path, batching="max_batch = 16", fixed_ms=5), tmp_path / "in.jsonl"
 
 
 def check_whole(output: Path) -> None:
@@ -72,6 +72,21 @@ def test_killed_again_and_again_it_ends_complete(tmp_path, seed):
     again = batch(model, source, output)
     assert (again.returncode, again.stdout) == (0, "")
     assert f"complete already, {ROWS} rows" in again.stderr
+    check_whole(output)
+
+
+def test_a_worker_that_is_killed_costs_no_row(tmp_path):
+    model, source = many(tmp_path)
+    output = tmp_path / "out.jsonl"
+    process = begin(model, source, output, "--json")
+    for size in (2000, 50_000):
+        until(lambda size=size: output.exists() and output.stat().st_size > size)
+        (worker,) = children_of(process.pid)
+        os.kill(worker, signal.SIGKILL)
+        until(lambda worker=worker: not is_alive(worker))
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert json.loads(out)["errors"] == len(BAD)
     check_whole(output)
 
 

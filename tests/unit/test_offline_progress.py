@@ -3,8 +3,8 @@
 import pytest
 
 from hybrid.offline import progress
-from hybrid.offline.job import Counts
 from hybrid.offline.progress import Lines, Rate, as_text, choose, readable_s, total_rows
+from hybrid.offline.report import Counts
 
 
 def counts(done: int = 0, elapsed_s: float = 0.0, **more: int | None) -> Counts:
