@@ -235,8 +235,8 @@ class Job:
 
     def _hurry(self, flush: bool) -> Hurry:
         idle = self._runner.idle
-        if not self._preparation.idle:  # more rows are about to become ready
-            return Hurry.SOME if idle else Hurry.NONE
+        if not self._preparation.idle:
+            return Hurry.NONE  # more rows are about to be ready; unsorted batches cost more than this wait, even idle
         if self._feed.ended or (flush and idle):
             return Hurry.ALL
         if self._window.room:
