@@ -61,7 +61,7 @@ class Scheduler:
         """Admit a ticket; its `on_done` is called exactly once, later, unless it is cancelled first.
 
         Raises:
-            QueueFull, NotReady, PoisonRefused: the ticket was not taken.
+            QueueFull, TooLarge, PoisonRefused: the ticket was not taken.
         """
         self.state.submit(ticket, self._clock())
         self._pump_soon()

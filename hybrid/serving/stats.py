@@ -1,8 +1,7 @@
-"""What the protocol's extensions ask of a model: its statistics, and its entry in the repository index."""
+"""What the protocol's extension asks of a model: its statistics."""
 
 import msgspec
 
-from hybrid.protocol.oip_meta import IndexEntry
 from hybrid.serving.model import ServedModel
 from hybrid.telemetry.histogram import Histogram
 
@@ -28,12 +27,6 @@ def model_stats(model: ServedModel) -> bytes:
         "inference_stats": stats,
     }
     return msgspec.json.encode({"model_stats": [entry]})
-
-
-def index_entry(model: ServedModel) -> IndexEntry:
-    """Return the line of the repository index."""
-    state = "READY" if model.ready else "LOADING" if model.signature is None else "UNAVAILABLE"
-    return IndexEntry(model.name, model.version, state, model.why_not_ready)
 
 
 def _duration(histogram: Histogram) -> dict[str, int]:
