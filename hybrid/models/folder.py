@@ -130,7 +130,7 @@ def _check(settings: ModelSettings, toml: Path) -> None:
         if len(getattr(image, key)) != 3:
             raise ConfigError(f"{toml}: `preprocess.image.{key}`: expected 3 numbers, got {len(getattr(image, key))}")
     if image and 0.0 in image.std:
-        raise ConfigError(f"{toml}: `preprocess.image.std`: expected numbers other than 0")
+        raise ConfigError(f"{toml}: `preprocess.image.std`: expected numbers other than 0, got {list(image.std)}")
 
 
 def _preprocess(settings: PreprocessSettings, places: tuple[Path, Path], toml: Path) -> PreprocessSettings:
