@@ -42,7 +42,7 @@ def test_a_device_on_which_batches_pay():
 
 
 def test_a_device_on_which_they_do_not(tmp_path):
-    (tmp_path / "model.toml").write_text('name = "rowwise"\nengine = "simulated"\n[simulated]\nper_row_ms = 4.0\n')
+    (tmp_path / "model.toml").write_text('name = "rowwise"\nengine = "simulated"\n[simulated]\nper_row_ms = 12.0\n')
     result = found(str(tmp_path))
     assert result["bottleneck"] == "model"
     assert result["batching_helps"] is False

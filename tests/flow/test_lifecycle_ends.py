@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow
 SLOW_START = "[simulated]\nstart_s = 30\n"
 TWO_WORKERS = "[simulated]\nfixed_ms = 20\n[workers]\ninstances = 2\n"
 
+SERVE = [sys.executable, "-m", "hybrid", "serve", "simulated:null", "--port", "0"]
+
 
 def gone(processes, within_s):
     """Whether all of them end in time (a zombie without a parent that reaps is as good as gone)."""
@@ -125,20 +127,26 @@ def test_many_servers_at_once_get_ports_of_their_own():
 
 def test_a_model_server_run_by_a_shell_that_is_killed(tmp_path):
     """A terminal that closes: SIGHUP to the group. The server is not immortal, and takes its workers along."""
+    # Under nohup the signal is ignored, and the server inherits that on purpose: here it must not.
+    heard = f"import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv({sys.executable!r}, {SERVE!r})"
     process = subprocess.Popen(
-        [sys.executable, "-m", "hybrid", "serve", "simulated:null", "--port", "0"],
+        [sys.executable, "-c", heard],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         text=True,
     )
-    assert process.stdout is not None
-    while "ready on" not in (line := process.stdout.readline()):
-        assert line or process.poll() is None
-    children = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGHUP)
-    process.stdout.close()
-    process.wait(10)
+    try:
+        assert process.stdout is not None
+        while "ready on" not in (line := process.stdout.readline()):
+            assert line or process.poll() is None
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGHUP)
+        process.stdout.close()
+        process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
     assert gone(children, 3.0)
 
 
