@@ -18,10 +18,11 @@ from hybrid.models.catalog import resolve
 
 
 class RawRows(Struct, frozen=True):
-    """One pass over all rows: seconds from the common start to the last process's end, and what was padding."""
+    """One pass over all rows: seconds from the common start to the last process's end, CPU, and what was padding."""
 
     rows: int
     seconds: float
+    cpu_s: float
     padding: float
 
     @property
@@ -58,6 +59,7 @@ def run_rows(model: str, path: Path, batch: int, cores: list[int]) -> RawRows:
     return RawRows(
         rows=sum(result["rows"] for result in results),
         seconds=max(result["ended"] for result in results) - began,
+        cpu_s=sum(result["cpu_s"] for result in results),
         padding=1.0 - sum(result["real"] for result in results) / computed,
     )
 
@@ -80,12 +82,14 @@ def main() -> None:
         session.run(None, feed)
     print("ready", flush=True)
     sys.stdin.readline()
+    cpu = time.process_time()
     for feed in feeds:
         session.run(None, feed)
     ended = time.perf_counter()
     real = sum(len(row) for some in mine for row in some)
     computed = sum(feed["input_ids"].size for feed in feeds)
-    print(json.dumps({"rows": sum(map(len, mine)), "ended": ended, "real": real, "computed": computed}))
+    figures = {"ended": ended, "cpu_s": time.process_time() - cpu, "real": real, "computed": computed}
+    print(json.dumps({"rows": sum(map(len, mine)), **figures}))
 
 
 def _padded(rows: list[np.ndarray]) -> dict[str, np.ndarray]:
