@@ -16,11 +16,16 @@ _UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6}
 
 
 class Load(Struct, frozen=True):
-    """A POST that is repeated. `headers` are whole name-value pairs."""
+    """A request that is repeated: a POST, or a GET without a body. `headers` are whole name-value pairs."""
 
     url: str
     body: bytes
     headers: dict[str, str] = {}
+
+    @property
+    def method(self) -> str:
+        """GET or POST."""
+        return "POST" if self.body else "GET"
 
 
 class Measured(Struct, frozen=True):
@@ -86,7 +91,7 @@ def ask(load: Load) -> bytes:
     Raises:
         RuntimeError: the status is not 200.
     """
-    request = urllib.request.Request(load.url, load.body, load.headers, method="POST")
+    request = urllib.request.Request(load.url, load.body or None, load.headers, method=load.method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             data: bytes = answer.read()
@@ -97,7 +102,11 @@ def ask(load: Load) -> bytes:
 
 def _script(folder: Path, load: Load) -> Path:
     (folder / "body").write_bytes(load.body)
-    lines = ['wrk.method = "POST"', f'local file = io.open("{folder}/body", "rb")', 'wrk.body = file:read("*a")']
+    lines = [
+        f'wrk.method = "{load.method}"',
+        f'local file = io.open("{folder}/body", "rb")',
+        'wrk.body = file:read("*a")',
+    ]
     lines += [f'wrk.headers["{name}"] = "{value}"' for name, value in load.headers.items()]
     path = folder / "load.lua"
     path.write_text("\n".join(lines) + "\n")

@@ -1,6 +1,7 @@
 """What serving costs by itself: `simulated:null`, JSON with one float, beside the same null work on Mosec.
 
-(b) and (c) of the benchmark set. One run, rounds interleaved, both with one worker; wrk shares the two cores.
+(b) and (c) of the benchmark set. One run, rounds interleaved, both with one worker; wrk shares the two cores. `live` is
+a health probe on the same server: what a round trip through the client, the kernel and the HTTP parser costs by itself.
 """
 
 import json
@@ -28,13 +29,14 @@ def main(rounds: int = _ROUNDS) -> None:
     with hybrid("simulated:null") as (base, ours), peer(command, url, _PEER_BODY) as theirs:
         loads = {
             "hybrid": (Load(f"{base}/v2/models/simulated:null/infer", _BODY), ours),
+            "live": (Load(f"{base}/v2/health/live", b""), ours),
             "mosec": (Load(url, _PEER_BODY), theirs),
         }
-        ask(loads["hybrid"][0])
-        ask(loads["mosec"][0])
+        for load, _ in loads.values():
+            ask(load)
         for _ in range(rounds):
             for connections in _CONNECTIONS:
-                for name in ("hybrid", "mosec"):
+                for name in loads:
                     load, pid = loads[name]
                     measured.setdefault((name, connections), []).append(drive(load, connections, _SECONDS, pid))
     _report(facts, measured)
@@ -53,6 +55,7 @@ def _report(facts: dict[str, object], measured: dict[tuple[str, int], list[Measu
         figures[f"{name}_{connections}"] = {
             "rate": rate, "p50_us": p50, "p99_us": p99, "cpu_us_per_request": cpu, "errors": errors,
         }  # fmt: skip
+    added_us = spread([a.p50_us - b.p50_us for a, b in zip(measured["hybrid", 1], measured["live", 1], strict=True)])
     ratios = {f"rate_over_mosec_{c}": _ratio(measured["hybrid", c], measured["mosec", c]) for c in _CONNECTIONS}
     show(
         "null work, JSON, one float, 2 cores shared with wrk",
@@ -60,7 +63,8 @@ def _report(facts: dict[str, object], measured: dict[tuple[str, int], list[Measu
         rows,
     )
     show("hybrid over mosec, round by round", ("connections", "ratio of requests/s"), list(ratios.items()))
-    print(write("null_overhead", facts, {"figures": figures, "ratios": ratios}))
+    print(f"added p50 at 1 connection, over GET /v2/health/live on the same server: {added_us} us")
+    print(write("null_overhead", facts, {"figures": figures, "ratios": ratios, "added_p50_us": added_us}))
 
 
 def _ratio(ours: list[Measured], theirs: list[Measured]) -> Spread:
