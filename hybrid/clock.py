@@ -1,7 +1,8 @@
 """Time as a value that is handed in.
 
-Everything inside hybrid uses monotonic seconds; wall time appears only in logs, snapshots and `created` of `/v1/models`.
-Tests hand in `ManualClock`. Monotonic clocks have gone backwards on broken hosts, so `MonotonicClock` never does.
+Everything inside hybrid uses monotonic seconds; wall time appears only in logs, in snapshots and as `created` of
+`/v1/models`. Tests hand in `ManualClock`. Monotonic clocks have gone backwards on broken hosts, so `MonotonicClock`
+never does.
 """
 
 import time

@@ -79,7 +79,7 @@ class Observer:
             front=self._front(),
             models=tuple(self._models(now)),
             workers=tuple(worker for model in self._repository for worker in _workers(model, now)),
-            memory=self._memory(sample),
+            memory=self._memory(sample) + self._engine_memory(),
             absent=sample.absent | _ABSENT,
             cost=snap.Cost(build_s=time.perf_counter() - began, bytes=self._last_bytes),
         )
@@ -149,6 +149,21 @@ class Observer:
     def _memory(sample: HostSample) -> tuple[snap.Mem, ...]:
         roles = {"s": "server", "w": "worker", "p": "preprocess"}
         return tuple(snap.Mem(owner=p.owner, role=roles[p.owner[0]], now=p.rss) for p in sample.processes)
+
+    def _engine_memory(self) -> tuple[snap.Mem, ...]:
+        """What the engines say of their own memory, on the device where it is one."""
+        found: list[snap.Mem] = []
+        for model in self._repository:
+            for member in model.pool.members.values():
+                if member.child is None:
+                    continue
+                facts = member.child.memory
+                known = (("allocated", facts.allocated), ("reserved", facts.reserved), ("fragmented", facts.fragmented))
+                owner = _owner(model, member, "")
+                found += [
+                    snap.Mem(owner=owner, role="engine", signal=kind, now=n) for kind, n in known if n is not None
+                ]
+        return tuple(found)
 
 
 def _owner(model: ServedModel, member: Member, part: str) -> str:

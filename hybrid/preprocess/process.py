@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from hybrid.engines.base import MemoryFacts
 from hybrid.errors import BadRequest, HybridError, StartupError
 from hybrid.preprocess.base import Preprocessor, Row
 from hybrid.preprocess.build import build
@@ -46,7 +47,7 @@ def main() -> None:
     """Serve until told to stop."""
     sock = child.enter()
     start = wire.decode_command(wire.receive(sock))
-    child.start_beating(sock, lambda: None)
+    child.start_beating(sock, MemoryFacts)
     began = time.perf_counter()
     try:
         process = TransformProcess(start)

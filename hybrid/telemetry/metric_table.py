@@ -61,6 +61,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec("hybrid_worker_ends_total", "counter", ("model", "cause"), "Worker processes ended, by cause."),
     MetricSpec("hybrid_worker_busy_seconds_total", "counter", _MW, "Seconds this worker slot spent executing batches."),
     MetricSpec("hybrid_process_resident_memory_bytes", "gauge", _RW, "Resident memory of one process of the server."),
+    MetricSpec("hybrid_engine_memory_bytes", "gauge", ("worker", "kind"), "Memory by the engine's own account."),
     MetricSpec("hybrid_process_cpu_seconds_total", "counter", (), "CPU seconds of all processes, ended ones included."),
     MetricSpec("hybrid_preprocess_items_total", "counter", (), "Items preprocessed (texts, images)."),
     MetricSpec("hybrid_preprocess_rejected_total", "counter", (), "Items that preprocessing refused."),

@@ -210,6 +210,8 @@ def _worker(samples: _Samples, worker: Worker) -> None:
 def _memory(samples: _Samples, mem: Mem) -> None:
     if mem.signal == "rss":
         samples.add("hybrid_process_resident_memory_bytes", mem.now, mem.role, mem.owner)
+    elif mem.role == "engine":
+        samples.add("hybrid_engine_memory_bytes", mem.now, mem.owner, mem.signal)
 
 
 def _row_counts(sizes_n: Sequence[int]) -> list[int]:

@@ -252,9 +252,10 @@ class Worker(Struct, frozen=True, kw_only=True):
 
 
 class Mem(Struct, frozen=True, kw_only=True):
-    """One memory signal of one process, in bytes. `role` is server, worker or preprocess; `owner` names the process.
+    """One memory signal of one process, in bytes; `owner` names the process.
 
-    `slope`, `lo` and `hi` are bytes per minute with their confidence interval.
+    `role` is server, worker, preprocess, or engine for what a worker's engine says of itself. `slope`, `lo` and `hi`
+    are bytes per minute with their confidence interval.
     """
 
     owner: str

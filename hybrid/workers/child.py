@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hybrid.engines.base import MemoryFacts
 from hybrid.telemetry.logs import install_child_logging
 from hybrid.workers import wire
 
@@ -48,9 +49,9 @@ def serve(sock: socket.socket, handle: Callable[[Any], wire.Event]) -> None:
             return
 
 
-def start_beating(sock: socket.socket, allocated: Callable[[], int | None], every_s: float = 1.0) -> None:
+def start_beating(sock: socket.socket, memory: Callable[[], MemoryFacts], every_s: float = 1.0) -> None:
     """Send a `Beat` regularly from a thread of its own, so that a long batch is not taken for a stopped process."""
-    threading.Thread(target=_beat, args=(sock, allocated, every_s), name="beat", daemon=True).start()
+    threading.Thread(target=_beat, args=(sock, memory, every_s), name="beat", daemon=True).start()
 
 
 def pin(cores: tuple[int, ...]) -> None:
@@ -69,10 +70,10 @@ def rss_bytes() -> int:
         return int(file.read().split()[1]) * _PAGE
 
 
-def _beat(sock: socket.socket, allocated: Callable[[], int | None], every_s: float) -> None:
+def _beat(sock: socket.socket, memory: Callable[[], MemoryFacts], every_s: float) -> None:
     while True:
         try:
-            wire.send(sock, wire.Beat(rss_bytes(), time.process_time(), allocated()))
+            wire.send(sock, wire.Beat(rss_bytes(), time.process_time(), memory()))
         except (wire.PeerGone, OSError):
             return
         time.sleep(every_s)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybrid.engines.base import EngineFailure
+from hybrid.engines.base import EngineFailure, MemoryFacts
 from hybrid.engines.pipeline import Batch, Pipeline
 from hybrid.engines.registry import load_engine
 from hybrid.errors import HybridError
@@ -45,9 +45,9 @@ class ModelWorker:
         self._types = {spec.name: spec.datatype for spec in self._pipeline.signature.outputs}
         self.ready = self._warm(start, began)
 
-    def allocated_bytes(self) -> int | None:
-        """Return what the engine says it has allocated."""
-        return self._engine.memory().allocated
+    def memory(self) -> MemoryFacts:
+        """Return what the engine knows of its own memory."""
+        return self._engine.memory()
 
     @property
     def overlaps(self) -> bool:
@@ -125,7 +125,7 @@ def main() -> None:
     child.pin(start.cores)
     # Beating starts before loading: a model that takes minutes to load is alive, and its parent has a limit of its own.
     worker: list[ModelWorker] = []
-    child.start_beating(sock, lambda: worker[0].allocated_bytes() if worker else None)
+    child.start_beating(sock, lambda: worker[0].memory() if worker else MemoryFacts())
     try:
         worker.append(ModelWorker(start))
     except (HybridError, EngineFailure, MemoryError) as error:

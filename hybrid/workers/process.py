@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from hybrid.engines.base import MemoryFacts
 from hybrid.telemetry.logs import LogHub, WorkerLogChannel
 from hybrid.workers import wire
 from hybrid.workers.wire import PeerGone
@@ -53,7 +54,7 @@ class ChildProcess:
         self.heard_at = 0.0  # monotonic time of the last message
         self.rss_bytes = 0
         self.cpu_s = 0.0
-        self.allocated_bytes: int | None = None
+        self.memory = MemoryFacts()
         self.on_deaf: Callable[[], None] | None = None  # told when its stream has ended, before the process is gone
         self._on_event = on_event
         self._on_gone = on_gone
@@ -155,7 +156,7 @@ class ChildProcess:
         self.heard_at = time.monotonic()
         event = wire.decode_event(packet)
         if type(event) is wire.Beat:
-            self.rss_bytes, self.cpu_s, self.allocated_bytes = event.rss_bytes, event.cpu_s, event.allocated_bytes
+            self.rss_bytes, self.cpu_s, self.memory = event.rss_bytes, event.cpu_s, event.memory
         else:
             self._on_event(event)
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from hybrid.config import ModelSettings, PreprocessSettings
-from hybrid.engines.base import EngineSettings
+from hybrid.engines.base import EngineSettings, MemoryFacts
 from hybrid.messages import Signature
 
 MAX_PACKET = 190_000  # below the default socket buffer, so that one packet always fits
@@ -149,7 +149,7 @@ class Beat(Struct, frozen=True, tag="beat"):
 
     rss_bytes: int
     cpu_s: float
-    allocated_bytes: int | None = None
+    memory: MemoryFacts = MemoryFacts()
 
 
 Command = StartWorker | StartPreprocess | Run | Transform | Stop

@@ -17,10 +17,11 @@ pytestmark = pytest.mark.slow
 #: A child that says hello and then does what its argument tells it.
 PROGRAM = """
 import os, sys, time, socket
+from hybrid.engines.base import MemoryFacts
 from hybrid.workers import child, wire
 sock = child.enter()
 wire.receive(sock)
-wire.send(sock, wire.Beat(1, 2.0, 3))
+wire.send(sock, wire.Beat(1, 2.0, MemoryFacts(allocated=3)))
 wire.send(sock, wire.StartFailed("hello"))
 {then}
 """
@@ -64,7 +65,7 @@ async def test_how_a_child_ended(run, then, cause):
     child = run(then)
     assert await child.ended() == cause
     assert [event.text for event in child.events] == ["hello"]
-    assert (child.child.rss_bytes, child.child.cpu_s, child.child.allocated_bytes) == (1, 2.0, 3)
+    assert (child.child.rss_bytes, child.child.cpu_s, child.child.memory.allocated) == (1, 2.0, 3)
     assert not psutil.pid_exists(child.child.pid)
     child.child.send(wire.Stop())  # to nobody: no error
     child.child.kill("again")

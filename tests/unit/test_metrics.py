@@ -32,6 +32,7 @@ hybrid_worker_restarts_total counter model
 hybrid_worker_ends_total counter model cause
 hybrid_worker_busy_seconds_total counter model worker
 hybrid_process_resident_memory_bytes gauge role worker
+hybrid_engine_memory_bytes gauge worker kind
 hybrid_process_cpu_seconds_total counter
 hybrid_preprocess_items_total counter
 hybrid_preprocess_rejected_total counter

@@ -33,7 +33,7 @@ EVENTS = [
     wire.Ran(3, 65536, (BLOCK,), 0.1, 0.2, 0.3),
     wire.RunFailed(3, "input", "text"),
     wire.Transformed(1, 0, (wire.Row((BLOCK,)), wire.Row(error="no image", ours=True)), 0.5, b"abc"),
-    wire.Beat(123, 4.5, None),
+    wire.Beat(123, 4.5),
 ]
 
 
