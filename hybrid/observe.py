@@ -152,18 +152,12 @@ class Observer:
 
     def _engine_memory(self) -> tuple[snap.Mem, ...]:
         """What the engines say of their own memory, on the device where it is one."""
-        found: list[snap.Mem] = []
-        for model in self._repository:
-            for member in model.pool.members.values():
-                if member.child is None:
-                    continue
-                facts = member.child.memory
-                known = (("allocated", facts.allocated), ("reserved", facts.reserved), ("fragmented", facts.fragmented))
-                owner = _owner(model, member, "")
-                found += [
-                    snap.Mem(owner=owner, role="engine", signal=kind, now=n) for kind, n in known if n is not None
-                ]
-        return tuple(found)
+        members = [(model, member) for model in self._repository for member in model.pool.members.values()]
+        return tuple(
+            snap.Mem(owner=_owner(model, member, ""), role="engine", signal=kind, now=now)
+            for model, member in members
+            for kind, now in (member.child.memory.known() if member.child is not None else ())
+        )
 
 
 def _owner(model: ServedModel, member: Member, part: str) -> str:

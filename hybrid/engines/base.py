@@ -30,6 +30,11 @@ class MemoryFacts(Struct, frozen=True):
     reserved: int | None = None  # taken from the device, `allocated` included
     fragmented: int | None = None  # of what is reserved: unused, and stuck between blocks in use
 
+    def known(self) -> list[tuple[str, int]]:
+        """Return what is known, by name."""
+        facts = (("allocated", self.allocated), ("reserved", self.reserved), ("fragmented", self.fragmented))
+        return [(kind, size) for kind, size in facts if size is not None]
+
 
 class EngineFailure(Exception):
     """The only exception that may leave an engine. `kind` decides what happens to the batch."""

@@ -100,7 +100,11 @@ def example_snapshot(**changes):
         ),
         "models": (example_model(),),
         "workers": (example_worker("w0"), example_worker("w1", state="starting", pid=None)),
-        "memory": (Mem(owner="", role="server", now=300), Mem(owner="minilm/w0", role="worker", now=100)),
+        "memory": (
+            Mem(owner="", role="server", now=300),
+            Mem(owner="minilm/w0", role="worker", now=100),
+            Mem(owner="minilm/w0", role="engine", signal="reserved", now=50),
+        ),
         "findings": (
             Finding(
                 code="D02",

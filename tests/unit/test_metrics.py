@@ -127,6 +127,7 @@ def test_no_series_comes_twice_with_two_versions_of_a_model():
         ("hybrid_worker_up", {"model": "minilm", "worker": "w1"}, 0),
         ("hybrid_worker_ends_total", {"model": "minilm", "cause": "hang"}, 1),
         ("hybrid_process_resident_memory_bytes", {"role": "server", "worker": ""}, 300),
+        ("hybrid_engine_memory_bytes", {"worker": "minilm/w0", "kind": "reserved"}, 50),
         ("hybrid_http_responses_total", {"status": "404"}, 5),
         ("hybrid_host_cpu_busy_ratio", {"cpu": "0"}, 0.5),
     ],
