@@ -23,7 +23,9 @@
     ├── ServerUnreachable            503  UNAVAILABLE          (raised by our client, never sent)
     ├── DeadlineExceeded             504  DEADLINE_EXCEEDED
     └── StartupError                 500  INTERNAL             exit 1
-        └── ConfigError              500  INTERNAL             exit 2
+        ├── ConfigError              500  INTERNAL             exit 2
+        ├── app.ForcedExit           500  INTERNAL             exit 1 (a drain that left requests over)
+        └── offline.report.JobFailed 500  INTERNAL             exit 1 (`hybrid batch` ended before its input)
 
 A message names the field, what was expected and what came. Exceptions of engines and other libraries are mapped onto
 this tree at the place that calls them, never further out.

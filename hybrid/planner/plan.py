@@ -250,7 +250,7 @@ def _size_edges(model: ModelSettings, batching: str) -> tuple[tuple[int, ...], s
         return (), "One size class: static batching gives every row the same length."
     if edges:
         return edges, "Set by the model's settings: requests of like size share a batch, so padding stays small."
-    return edges, "None yet: learned from the sizes of live requests."
+    return edges, "None yet: learned from the sizes of live requests, where these vary."
 
 
 def _refuse_above(model: str, choices: Choices, key: str, value: int, limit_key: str, limit: int) -> None:
