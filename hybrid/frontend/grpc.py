@@ -56,7 +56,9 @@ class GrpcServer:
             try:
                 sockets = await listening_sockets(host, port)
             except StartupError as error:
-                raise StartupError(f"gRPC: {error}; `server.grpc_port` is another port, or -1 for no gRPC") from error
+                raise StartupError(
+                    f"gRPC: {error}; choose another with --grpc-port (server.grpc_port), or -1 for no gRPC"
+                ) from error
             names = [sock.getsockname() for sock in sockets]
             for sock in sockets:
                 sock.close()
