@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hybrid.app")
 
 _LAG_PROBE_S = 0.1
+_ECHO_S = 0.1
 _STOP_PROCESSES_S = 3.0
 _GRPC_PORT = 8001
 
@@ -71,6 +72,7 @@ class App:
         self._clock = MonotonicClock()
         self._state, self._why = "starting", "models are loading"
         self._signals: list[str] = []
+        self._signalled_at = 0.0
         self._signalled, self._forced = asyncio.Event(), asyncio.Event()
         self.port = 0
         self.grpc_port: int | None = None
@@ -163,8 +165,13 @@ class App:
             self._watching = asyncio.ensure_future(watch(self._manager, blueprint.sources, blueprint.poll_s))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        (self._forced if self._signals else self._signalled).set()
-        self._signals.append(number.name)
+        now = self._clock()
+        # `timeout` and some supervisors signal the process and then its group: one wish, heard twice.
+        echo = number.name in self._signals and now - self._signalled_at < _ECHO_S
+        if not echo:
+            (self._forced if self._signals else self._signalled).set()
+            self._signals.append(number.name)
+            self._signalled_at = now
 
     async def _stop(self) -> None:
         """Drain: every accepted request is answered, unless the time limit passes."""

@@ -102,6 +102,19 @@ def test_a_5_s_request_finishes(tmp_path):
     server.stop()
 
 
+def test_a_signal_to_the_process_and_its_group_is_one_wish(tmp_path):
+    """As GNU timeout sends it: twice within a millisecond."""
+    server = serve(tmp_path, ms=700)
+    thread, results = send(server, [1.0])
+    server.signal(signal.SIGTERM)
+    time.sleep(0.002)  # or the kernel merges the two
+    server.signal(signal.SIGTERM)
+    thread.join(10)
+    assert results[0][0][0] == 200
+    ended(server, 3.0)
+    server.stop()
+
+
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(tmp_path, second):
     server = serve(tmp_path)
