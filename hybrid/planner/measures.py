@@ -1,0 +1,120 @@
+"""What is measured of a model on this machine, as values: questions to a measurer, its answers, and what is kept.
+
+The search decides in pure code what to ask; whoever implements `Measurer` runs it, on real processes or on a simulated
+device. Nothing here measures.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Setting(Struct, frozen=True, order=True):
+    """One way to run a model; the space that the planner searches. Cores are handed out later."""
+
+    engine: str
+    instances: int
+    threads: int
+    max_batch: int
+    max_wait_ms: float = 0.0
+    device: str = "cpu"
+
+
+class Probe(Struct, frozen=True, order=True):
+    """A question: how long does a batch of `rows` take while `instances` of `threads` each run such batches at once?"""
+
+    engine: str
+    instances: int
+    threads: int
+    rows: int
+    device: str = "cpu"
+
+
+class Timing(Struct, frozen=True):
+    """The answer: median time of one batch of one instance, in seconds.
+
+    `spread` is (p90 - p10) / median over `runs` batches of all instances. `failure` says why there is no time, as when
+    memory does not suffice; `seconds` is infinite then.
+    """
+
+    probe: Probe
+    seconds: float
+    spread: float = 0.0
+    runs: int = 1
+    failure: str = ""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows per second of all instances together."""
+        return self.probe.instances * self.probe.rows / self.seconds
+
+
+class Measurer(Protocol):
+    """Runs probes. Those of one call that share engine, instances and threads are run by the same processes."""
+
+    def time(self, probes: Sequence[Probe]) -> tuple[Timing, ...]:
+        """Return one answer per probe, in order."""
+
+
+class MemoryPoint(Struct, frozen=True):
+    """Peak memory of one instance in a process of its own that has run batches of `rows` only, in bytes."""
+
+    rows: int
+    peak_bytes: int
+
+
+class MemoryLine(Struct, frozen=True):
+    """Peak memory of an instance: `base_bytes` (weights and overhead) plus `per_row_bytes` for each row of a batch."""
+
+    base_bytes: int
+    per_row_bytes: int
+    points: tuple[MemoryPoint, ...] = ()
+
+
+class EngineProfile(Struct, frozen=True):
+    """One engine with one model on one device.
+
+    `batching_fault` is "" where rows of a batch give what they give alone, else why they must not share one.
+    `fixed_rows` is the row count that the model is fixed to. `variable` says that inputs have a variable length.
+    """
+
+    engine: str
+    engine_version: str
+    device: str = "cpu"
+    timings: tuple[Timing, ...] = ()
+    memory: MemoryLine | None = None
+    batching_fault: str = ""
+    fixed_rows: int | None = None
+    variable: bool = False
+    load_s: float = 0.0
+
+
+class ModelProfile(Struct, frozen=True):
+    """All that was measured of a model on this machine; kept in the cache under `machine` and `digest`.
+
+    `length` is the length of variable dimensions that it was measured at (tokens for text).
+    """
+
+    model: str
+    machine: str
+    digest: str
+    length: int
+    engines: tuple[EngineProfile, ...] = ()
+    took_s: float = 0.0
+    measured_at: str = ""
+
+
+class CoreRate(Struct, frozen=True):
+    """What `cores` CPUs do together: FLOP/s of single-precision matrix products, bytes/s of copying."""
+
+    cores: int
+    matrix_flops: float
+    copy_bytes_per_s: float
+
+
+class MachineSpeed(Struct, frozen=True):
+    """The roofline of this machine. `spin_share` is the CPU time that busy threads on all usable CPUs really got."""
+
+    spin_share: float
+    rates: tuple[CoreRate, ...] = ()
