@@ -190,6 +190,15 @@ class TorchSettings(Settings, frozen=True):
 ENGINE_OF_SUFFIX: Final = {".onnx": "onnxruntime", ".xml": "openvino", ".pt": "torch", ".pt2": "torch"}
 
 
+#: All engines that can load a file, by its suffix; the first is taken where nothing has been measured.
+ENGINES_OF_SUFFIX: Final = {
+    ".onnx": ("onnxruntime", "openvino"),
+    ".xml": ("openvino",),
+    ".pt": ("torch",),
+    ".pt2": ("torch",),
+}
+
+
 class ModelSettings(Settings, frozen=True):
     """One model: `model.toml`, a built-in, or made up around a bare model file."""
 
@@ -221,6 +230,14 @@ def engine_of(model: ModelSettings) -> str:
         return "simulated"
     stem, dot, suffix = model.file.rpartition(".")
     return ENGINE_OF_SUFFIX.get(dot + suffix.lower(), "") if stem else ""
+
+
+def engines_for(model: ModelSettings) -> tuple[str, ...]:
+    """Return the engines that may serve a model: the one that it asks for, else all that take its kind of file."""
+    if model.engine != "auto" or model.simulated is not None:
+        return (engine_of(model),)
+    stem, dot, suffix = model.file.rpartition(".")
+    return ENGINES_OF_SUFFIX.get(dot + suffix.lower(), ()) if stem else ()
 
 
 class Config(Settings, frozen=True):

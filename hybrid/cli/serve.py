@@ -45,6 +45,12 @@ from hybrid.telemetry.logs import setup_logging
     default=None,
     help="A model of the repository that cannot start ends the server.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["onnxruntime", "openvino", "torch"]),
+    default=None,
+    help="Engine for every model.  [default: the plan's choice]",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
 @click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
@@ -82,6 +88,7 @@ def serve(
 
 def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
     numbers = {
+        "engine": flags["engine"],
         "instances": flags["workers"],
         "threads_per_instance": flags["threads"],
         "max_batch": flags["max_batch"],

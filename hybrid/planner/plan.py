@@ -6,9 +6,11 @@ the model on this machine goes through the same second step. Nothing here reads 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final, cast
 
-from hybrid.config import ModelSettings
+from msgspec import structs
+
+from hybrid.config import ModelSettings, engines_for
 from hybrid.errors import ConfigError
 from hybrid.facts import MachineFacts
 from hybrid.planner.guess import (
@@ -22,7 +24,7 @@ from hybrid.planner.guess import (
     has_own_device,
     is_simulated,
 )
-from hybrid.planner.layers import Choices, layers_of
+from hybrid.planner.layers import Choices, Layer, layers_of
 from hybrid.planner.placement import Demand, place
 from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 
@@ -54,6 +56,7 @@ def first_plan(
         ConfigError: two models share name and version, or the overrides contradict each other.
     """
     _refuse_twins(models)
+    models = [_with_engine(m, layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models]
     choices = {_key(m): Choices(layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models}
     shares = _shares(machine, [m for m in models if not has_own_device(m)], choices)
     sizes = file_bytes or {}
@@ -69,6 +72,19 @@ def first_plan(
 
 
 _Key = tuple[str, str]
+
+
+def _with_engine(model: ModelSettings, layers: tuple[Layer, ...]) -> ModelSettings:
+    """The model with the engine that somebody fixed. Settled first: what an engine can do shapes the guess."""
+    fixed = Choices(layers).fixed("engine")
+    if fixed is None:
+        return model
+    source, engine = fixed
+    takers = ("simulated",) if is_simulated(model) else engines_for(structs.replace(model, engine="auto"))
+    if takers and engine not in takers:
+        expected = " or ".join(takers)
+        raise ConfigError(f"model `{model.name}`: `engine` {engine} ({source}) does not take it; expected {expected}")
+    return structs.replace(model, engine=cast(Any, engine))
 
 
 def _guess(model: ModelSettings, machine: MachineFacts, shares: Mapping[_Key, int], file_bytes: int) -> Guess:
@@ -140,7 +156,9 @@ def _settle(
 ) -> Plan:
     """Fix the remaining numbers in the order in which they depend on each other, and check them together."""
     reasons = choices.reasons
-    reasons["device"], reasons["engine"] = guess.reasons["device"], guess.reasons["engine"]
+    reasons["device"] = guess.reasons["device"]
+    fixed_engine = choices.fixed("engine")
+    reasons["engine"] = guess.reasons["engine"] if fixed_engine is None else f"Set by {fixed_engine[0]}."
     cores, reasons["cores"] = placement
     batching = choices.settle("batching", "dynamic", "Requests that wait together run together.")
     max_batch, max_wait_ms, early_trigger = _batch_numbers(guess, choices, batching)

@@ -52,6 +52,7 @@ class Plan(Struct, frozen=True):
 class PlanOverrides(Settings, frozen=True):
     """Numbers of a plan that somebody fixed; None leaves one alone. The keys are those of the plan's JSON form."""
 
+    engine: Literal["onnxruntime", "openvino", "torch"] | None = None
     instances: Positive | None = None
     threads_per_instance: Positive | None = None
     max_batch: Positive | None = None

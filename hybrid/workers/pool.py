@@ -7,7 +7,7 @@ once, and gets every answer that arrived before. Nothing here waits on a child; 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from msgspec import Struct
@@ -212,7 +212,8 @@ class WorkerPool:
         cores = plan.cores[seat] if seat < len(plan.cores) else ()
         threads = str(plan.threads_per_instance)
         start = wire.StartWorker(
-            model=replace(self.model, example_rows=()),  # they may be long, and no worker reads them
+            # Examples may be long, and no worker reads them.
+            model=replace(self.model, engine=cast(Any, plan.engine), example_rows=()),
             engine=EngineSettings(threads=plan.threads_per_instance, device=plan.device),
             cores=cores,
             slots=tuple(slot.descriptors for slot in member.slots),

@@ -373,3 +373,17 @@ def test_with_any_overrides_cores_stay_disjoint_and_reasons_complete(
 ) -> None:
     loaded = Profile("p", "p.toml", automatic=automatic, plan=general, model={wanted[0].name: named})
     check(on, first_plan(on, wanted, loaded), wanted)
+
+
+def test_a_fixed_engine_is_in_the_plan_with_its_source() -> None:
+    (plan,) = first_plan(machine(), [model(file="/models/m.onnx")], None, PlanOverrides(engine="openvino"))
+    assert plan.engine == "openvino"
+    assert plan.reasons["engine"] == "Set by command line."
+
+
+def test_an_engine_that_does_not_take_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`engine` openvino \(command line\).*expected torch"):
+        first_plan(machine(), [model(file="/models/m.pt")], None, PlanOverrides(engine="openvino"))
+    simulated = model(simulated=SimulatedSettings())
+    with pytest.raises(ConfigError, match="expected simulated"):
+        first_plan(machine(), [simulated], None, PlanOverrides(engine="torch"))
