@@ -53,7 +53,7 @@ class MachineFacts(Struct, frozen=True):
 
     `core_groups` are the allowed CPU ids grouped by physical core, `efficiency_cpus` the slow ones of a machine with
     two kinds of cores. Both are empty where the machine does not tell. `gpu_note` says why there are no GPUs, or what
-    was left out.
+    was left out. `battery` is true on a machine that can run from one, which makes it somebody's laptop.
     """
 
     cpu: CpuBudget
@@ -69,3 +69,4 @@ class MachineFacts(Struct, frozen=True):
     efficiency_cpus: tuple[int, ...] = ()
     caches: tuple[CacheFacts, ...] = ()
     gpu_note: str = ""
+    battery: bool = False

@@ -41,6 +41,7 @@ _ISA: Final[dict[str, str]] = {
 }
 _CPUS: Final = "sys/devices/system/cpu"
 _NODES: Final = "sys/devices/system/node"
+_POWER: Final = "sys/class/power_supply"
 _SLOW_CORE_CAPACITY: Final = 0.75  # a core under this share of the largest cpu_capacity counts as an efficiency core
 
 
@@ -68,6 +69,7 @@ def read_machine(root: Path = Path("/"), affinity: Collection[int] | None = None
         physical_cores=len(groups) or None,
         core_groups=groups,
         efficiency_cpus=_efficiency_cpus(root, cpu.cpus),
+        battery=_battery(root),
     )
 
 
@@ -210,3 +212,17 @@ def _efficiency_cpus(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
     numbers = {cpu: int(text) for cpu, text in capacities.items() if text.isdigit()}
     largest = max(numbers.values(), default=0)
     return tuple(cpu for cpu in cpus if numbers.get(cpu, largest) < _SLOW_CORE_CAPACITY * largest)
+
+
+def _battery(root: Path) -> bool:
+    """Whether the machine itself has a battery; those of mice and headsets, and an empty bay, do not count."""
+    try:
+        supplies = sorted((root / _POWER).iterdir())
+    except OSError:
+        return False
+    return any(
+        read_text(supply / "type") == "Battery"
+        and read_text(supply / "scope") != "Device"
+        and read_text(supply / "present") != "0"
+        for supply in supplies
+    )
