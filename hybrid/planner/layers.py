@@ -1,4 +1,4 @@
-"""Who may fix a number of the plan, and in which order: flags, profile, model.toml, then the planner's own guess.
+"""Who may fix a number of the plan, and in which order: a re-plan at run time, flags, profile, model.toml, a guess.
 
 Owns the order and the words "set by ...". Knows no rule of the plan itself.
 """
@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 
 from hybrid.config import BatchingSettings, ModelSettings
-from hybrid.planner.types import PlanOverrides, Profile
+from hybrid.planner.types import PlanOverrides, Profile, RunTimeOverrides
 
 T = TypeVar("T", int, float, str, bool)
 
@@ -70,7 +70,7 @@ def layers_of(
     own (simulated) takes only the table with its name, because `[plan]` is about this machine.
     """
     author = Layer("the model's settings", _from_model(model))
-    layers = [Layer("command line", flags)]
+    layers = [*_at_run_time(model.name, flags), Layer("command line", flags)]
     if profile is None:
         return (*layers, author)
     if model.name in profile.model:
@@ -79,6 +79,13 @@ def layers_of(
         return (*layers, author)
     general = Layer(f"profile {profile.name} [plan]", profile.plan)
     return (*layers, author, general) if profile.automatic else (*layers, general, author)
+
+
+def _at_run_time(name: str, flags: PlanOverrides) -> list[Layer]:
+    if not isinstance(flags, RunTimeOverrides):
+        return []
+    fixed = (flags.by_model.get(name, PlanOverrides()), flags.for_all)
+    return [Layer("a re-plan at run time", overrides) for overrides in fixed]
 
 
 def _from_model(model: ModelSettings) -> PlanOverrides:

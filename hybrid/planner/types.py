@@ -66,6 +66,13 @@ class PlanOverrides(Settings, frozen=True):
     pin: bool | None = None
 
 
+class RunTimeOverrides(PlanOverrides, frozen=True):
+    """Flags of the command line, and on top of them what was fixed since: `for_all` models, and `by_model` name."""
+
+    for_all: PlanOverrides = PlanOverrides()
+    by_model: dict[str, PlanOverrides] = {}
+
+
 class Match(Settings, frozen=True):
     """Which machines a profile is for; every condition that is set must hold. GPU conditions ask for one such GPU."""
 
