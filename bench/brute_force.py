@@ -1,0 +1,199 @@
+"""Exhaustive sweep: the goodput of every configuration of a grid on real servers, the yardstick of planner and tuner.
+
+`python -m bench.brute_force MODEL --slo-ms N --rows FILE` measures what FILE does not have yet: first everything in
+random order with short windows, then the best third again with long ones, so that a sweep that is cut short is still a
+whole one. `--through COMMAND` runs each configuration under a command, such as one that waits until the machine is
+free. `python -m bench.brute_force MODEL --summary NAME --rows FILE` writes bench/results/NAME.json.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from bench.planner_goodput import Goodput, Windows, goodput
+from bench.report import machine_facts, show, spread, write
+from hybrid.load.payloads import PayloadSettings, for_model
+from hybrid.load.target import local
+from hybrid.models.catalog import resolve
+from hybrid.planner.measures import Setting
+
+_ENGINES: Final = ("onnxruntime", "openvino")
+_PARALLEL: Final = ((1, 1), (2, 1), (1, 2))
+_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_WAITS_MS: Final = (0.0, 5.0)
+_PASSES: Final = (Windows(2.0, 200, 5.0, 5), Windows(5.0, 600, 8.0, 6))
+_PAUSE_S: Final = 3.5  # others who share the machine get their turn
+_BUSY_S: Final = 5.0
+_NOT_FREE: Final = 75
+
+
+class Row(Struct, frozen=True):
+    """One line of a sweep: which pass over the grid, what was measured, and the wall time of all of it."""
+
+    number: int
+    setting: Setting
+    found: Goodput
+    wall_s: float
+    at: str
+
+
+def grid() -> tuple[Setting, ...]:
+    """Every configuration of a machine with two usable cores that is worth a look."""
+    return tuple(
+        Setting(engine, instances, threads, max_batch, wait_ms)
+        for engine, (instances, threads), max_batch, wait_ms in itertools.product(
+            _ENGINES, _PARALLEL, _BATCHES, _WAITS_MS
+        )
+    )
+
+
+def options(setting: Setting) -> tuple[str, ...]:
+    """The options of `hybrid serve` for a setting."""
+    return (
+        *("--engine", setting.engine, "--workers", str(setting.instances), "--threads", str(setting.threads)),
+        *("--max-batch", str(setting.max_batch), "--max-wait-ms", f"{setting.max_wait_ms:g}"),
+    )
+
+
+def measure(model: str, setting: Setting, slo_s: float, windows: Windows, seed: int = 0) -> Goodput:
+    """Measure one configuration on a server of its own, with the requests of `hybrid baseline`."""
+    found = resolve(model)
+    image = found.preprocess.image
+    settings = PayloadSettings(image_inputs=(image.input,) if image is not None else ())
+    with local(model, options(setting)) as target:
+        payloads = for_model(target.metadata(found.name), settings)
+        return goodput(target.infer_url(found.name), payloads, slo_s, windows, seed)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a sweep so far; a last line that was cut off is dropped."""
+    rows = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            rows.append(msgspec.json.decode(line, type=Row))
+        except msgspec.DecodeError:
+            continue
+    return rows
+
+
+def best_third(rows: Sequence[Row]) -> list[Setting]:
+    """The settings that the first pass found best."""
+    first = sorted((row for row in rows if row.number == 0), key=lambda row: -row.found.rate_rps)
+    return [row.setting for row in first[: len(grid()) // 3]]
+
+
+def main() -> None:
+    """Sweep, measure one configuration, or summarise."""
+    parser = argparse.ArgumentParser(prog="python -m bench.brute_force")
+    parser.add_argument("model")
+    parser.add_argument("--slo-ms", type=float, default=200.0)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--through", default="")
+    parser.add_argument("--passes", type=int, default=len(_PASSES))
+    parser.add_argument("--one", metavar="JSON", help="measure this configuration and append it to the rows")
+    parser.add_argument("--summary", metavar="NAME")
+    arguments = parser.parse_args()
+    if arguments.summary:
+        summarise(arguments.summary, arguments.model, arguments.slo_ms, read_rows(arguments.rows))
+    elif arguments.one:
+        number, setting = msgspec.json.decode(arguments.one, type=tuple[int, Setting])
+        _measure_one(arguments.model, arguments.slo_ms, arguments.rows, number, setting)
+    else:
+        for number in range(arguments.passes):
+            _sweep(arguments.model, arguments.slo_ms, arguments.rows, number, shlex.split(arguments.through))
+
+
+def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row]) -> None:
+    """Print the best and write all, each configuration with its most careful measurement."""
+    careful: dict[Setting, Row] = {}
+    for row in sorted(rows, key=lambda row: row.number):
+        careful[row.setting] = row
+    ranked = sorted(careful.values(), key=lambda row: -row.found.rate_rps)
+    twice = _twice(rows)
+    summary: dict[str, Any] = {
+        "model": model,
+        "slo_p99_ms": slo_ms,
+        "configurations": len(careful),
+        "measured_twice": len(twice),
+        "measuring_minutes": round(sum(row.wall_s for row in rows) / 60, 1),
+        "second_over_first": spread(twice) if twice else None,
+        "rows": [_line(row) for row in ranked],
+    }
+    columns = ("engine", "inst x thr", "max batch", "wait ms", "goodput/s", "saturated/s", "p99 ms", "pass")
+    cells = [
+        (
+            row.setting.engine,
+            f"{row.setting.instances} x {row.setting.threads}",
+            row.setting.max_batch,
+            f"{row.setting.max_wait_ms:g}",
+            f"{row.found.rate_rps:.1f}",
+            f"{row.found.saturated_rps:.1f}",
+            f"{row.found.best.p99_ms:.0f}" if row.found.best and row.found.best.p99_ms else "-",
+            row.number + 1,
+        )
+        for row in ranked[:12] + ranked[-3:]
+    ]
+    show(f"{model}, p99 <= {slo_ms:g} ms: {len(careful)} configurations, the best 12 and the last 3", columns, cells)
+    print(write(name, machine_facts(), summary))
+
+
+def _line(row: Row) -> dict[str, Any]:
+    best = row.found.best
+    return {
+        **msgspec.structs.asdict(row.setting),
+        "goodput_rps": round(row.found.rate_rps, 2),
+        "saturated_rps": round(row.found.saturated_rps, 2),
+        "p50_ms": None if best is None or best.p50_ms is None else round(best.p50_ms, 2),
+        "p99_ms": None if best is None or best.p99_ms is None else round(best.p99_ms, 2),
+        "rates_tried": len(row.found.trials),
+        "pass": row.number + 1,
+    }
+
+
+def _twice(rows: Sequence[Row]) -> list[float]:
+    """The second measurement relative to the first, where there are both: how far one can be trusted."""
+    first = {row.setting: row.found.rate_rps for row in rows if row.number == 0}
+    return [row.found.rate_rps / first[row.setting] for row in rows if row.number == 1 and first.get(row.setting)]
+
+
+def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
+    wanted = list(grid()) if number == 0 else best_third(rows)
+    done = {row.setting for row in rows if row.number == number}
+    random.Random(number).shuffle(wanted)
+    return (setting for setting in wanted if setting not in done)
+
+
+def _sweep(model: str, slo_ms: float, path: Path, number: int, through: Sequence[str]) -> None:
+    command = [*through, sys.executable, "-m", "bench.brute_force", model, "--slo-ms", f"{slo_ms:g}"]
+    for setting in _todo(read_rows(path), number):
+        one = msgspec.json.encode((number, setting)).decode()
+        while (code := subprocess.call([*command, "--rows", str(path), "--one", one])) == _NOT_FREE:
+            time.sleep(_BUSY_S)
+        if code:
+            print(f"{setting}: ended with {code}", file=sys.stderr, flush=True)
+        time.sleep(_PAUSE_S)
+
+
+def _measure_one(model: str, slo_ms: float, path: Path, number: int, setting: Setting) -> None:
+    began_s = time.monotonic()
+    found = measure(model, setting, slo_ms / 1e3, _PASSES[number])
+    row = Row(number, setting, found, time.monotonic() - began_s, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(row) + b"\n")
+    shown = {"setting": options(setting), "goodput": round(found.rate_rps, 1), "sat": round(found.saturated_rps, 1)}
+    print(json.dumps(shown), f"{row.wall_s:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
