@@ -23,6 +23,7 @@ from hybrid.load.spec import LoadSpec
 LATE_SHARE: Final = 0.01
 _CLIENTS: Final = 48
 _PAUSE_S: Final = 0.15  # the server drops what a rate that was given up has left behind
+_SETTLE_S: Final = 0.5
 _HEADROOM: Final = 1.15  # a closed loop with few clients may stay below what an open one reaches
 
 
@@ -86,6 +87,7 @@ def goodput(url: str, payloads: Sequence[Payload], slo_s: float, windows: Window
     )
     if not saturated.in_window_n:
         raise RuntimeError(f"{url} answered nothing: {saturated.first_error}")
+    time.sleep(_SETTLE_S)
     low, high = 0.0, saturated.rps * _HEADROOM
     trials: list[RateTrial] = []
     for step in range(windows.steps):
