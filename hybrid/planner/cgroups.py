@@ -12,6 +12,8 @@ from msgspec import Struct
 
 #: v1 writes "no limit" as the largest page-aligned 63-bit number; nothing near it is a real machine.
 _NO_LIMIT_BYTES: Final = 1 << 60
+#: No kernel can be built for so many; a range beyond is a damaged file, and must not fill the memory.
+_MOST_CPUS: Final = 1 << 16
 
 
 class CgroupLimits(Struct, frozen=True):
@@ -54,7 +56,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...] | None:
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) > _MOST_CPUS:
             return None
         cpus.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(cpus)) or None
@@ -77,9 +79,9 @@ def _quotas(root: Path) -> Iterator[tuple[float, str]]:
             name = "cpu.cfs_quota_us"
             quota = read_text(level.folder / name) or ""
             period = read_text(level.folder / "cpu.cfs_period_us") or ""
-        # "max" and -1 mean none and fail isdigit; a missing period is the kernel's default of 100 ms.
-        if quota.isdigit() and int(quota) > 0:
-            yield int(quota) / (int(period) if period.isdigit() and int(period) > 0 else 100_000), level.source(name)
+        # "max" and -1 mean none and fail isdecimal; a missing period is the kernel's default of 100 ms.
+        if quota.isdecimal() and int(quota) > 0:
+            yield int(quota) / (int(period) if period.isdecimal() and int(period) > 0 else 100_000), level.source(name)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, str]]:
@@ -87,7 +89,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, str]]:
     for level in _levels(root, "memory"):
         name = "memory.max" if level.version == 2 else "memory.limit_in_bytes"
         text = read_text(level.folder / name) or ""
-        if text.isdigit() and 0 < int(text) < _NO_LIMIT_BYTES:
+        if text.isdecimal() and 0 < int(text) < _NO_LIMIT_BYTES:
             yield int(text), level.source(name)
 
 

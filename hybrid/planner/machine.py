@@ -12,6 +12,8 @@ from typing import Final
 
 from hybrid.facts import CpuBudget, MachineFacts
 from hybrid.planner.cgroups import CgroupLimits, parse_cpu_list, read_limits, read_text
+from hybrid.planner.gpus import GpuSurvey, survey_gpus
+from hybrid.planner.topology import battery, caches, core_groups, efficiency_cpus, numa_nodes
 
 #: Flag in /proc/cpuinfo -> name in the facts. Only what an inference engine selects its kernels by.
 _ISA: Final[dict[str, str]] = {
@@ -41,23 +43,26 @@ _ISA: Final[dict[str, str]] = {
 }
 _CPUS: Final = "sys/devices/system/cpu"
 _NODES: Final = "sys/devices/system/node"
-_POWER: Final = "sys/class/power_supply"
 _SLOW_CORE_CAPACITY: Final = 0.75  # a core under this share of the largest cpu_capacity counts as an efficiency core
 
 
-def read_machine(root: Path = Path("/"), affinity: Collection[int] | None = None) -> MachineFacts:
+def read_machine(
+    root: Path = Path("/"), affinity: Collection[int] | None = None, gpus: GpuSurvey | None = None
+) -> MachineFacts:
     """Read the facts of this machine as this process may use it.
 
     Args:
         root: Where /proc and /sys are looked for; tests hand in a fixture tree.
         affinity: CPU ids this process may run on; None asks the operating system.
+        gpus: The GPUs; None looks for them below `root`.
     """
     limits = read_limits(root)
     cpuinfo = _cpuinfo(root)
     online = parse_cpu_list(read_text(root / _CPUS / "online") or "") or tuple(cpuinfo)
     cpu = _cpu_budget(_affinity() if affinity is None else affinity, online, limits)
     memory_bytes, memory_source = _memory(root, limits)
-    groups = _core_groups(root, cpu.cpus, cpuinfo)
+    groups = core_groups(root, cpu.cpus, cpuinfo)
+    survey = survey_gpus(root) if gpus is None else gpus
     return MachineFacts(
         cpu=cpu,
         memory_limit_bytes=memory_bytes,
@@ -65,11 +70,14 @@ def read_machine(root: Path = Path("/"), affinity: Collection[int] | None = None
         model_name=_model_name(cpuinfo),
         architecture=platform.machine(),
         isa=_isa(cpuinfo, cpu.cpus),
-        numa_nodes=_numa_nodes(root, cpu.cpus),
+        numa_nodes=numa_nodes(root, cpu.cpus),
         physical_cores=len(groups) or None,
+        gpus=survey.gpus,
         core_groups=groups,
-        efficiency_cpus=_efficiency_cpus(root, cpu.cpus),
-        battery=_battery(root),
+        efficiency_cpus=efficiency_cpus(root, cpu.cpus),
+        caches=caches(root, cpu.cpus),
+        gpu_note=survey.note,
+        battery=battery(root),
     )
 
 
@@ -132,7 +140,7 @@ def _memory(root: Path, limits: CgroupLimits) -> tuple[int, str]:
 def _host_memory(root: Path) -> tuple[int, str]:
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
         fields = line.split()
-        if len(fields) >= 2 and fields[0] == "MemTotal:" and fields[1].isdigit():
+        if len(fields) >= 2 and fields[0] == "MemTotal:" and fields[1].isdecimal():
             return int(fields[1]) * 1024, "host memory"
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "host memory (as the C library reports it)"
 
@@ -143,7 +151,7 @@ def _cpuinfo(root: Path) -> dict[int, dict[str, str]]:
     current: dict[str, str] = {}
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "processor" and value.isdigit():
+        if key == "processor" and value.isdecimal():
             current = processors.setdefault(int(value), {})
         elif key:
             current[key] = value
@@ -170,59 +178,3 @@ def _isa(cpuinfo: dict[int, dict[str, str]], cpus: tuple[int, ...]) -> tuple[str
 
 def _flags(lines: dict[str, str]) -> frozenset[str]:
     return frozenset((lines.get("flags") or lines.get("Features") or "").split())
-
-
-def _numa_nodes(root: Path, cpus: tuple[int, ...]) -> int:
-    """Nodes that hold a usable CPU; memory-only nodes (HBM, CXL) do not count. At least 1."""
-    nodes = 0
-    for folder in _numbered(root / _NODES, "node"):
-        held = parse_cpu_list(read_text(folder / "cpulist") or "")
-        nodes += bool(held and set(held) & set(cpus))
-    return max(1, nodes)
-
-
-def _numbered(folder: Path, prefix: str) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.name.removeprefix(prefix).isdigit())
-    except OSError:
-        return []
-
-
-def _core_groups(root: Path, cpus: tuple[int, ...], cpuinfo: dict[int, dict[str, str]]) -> tuple[tuple[int, ...], ...]:
-    """Usable CPUs grouped by physical core (SMT siblings together); empty when the topology is not visible."""
-    groups: dict[object, list[int]] = {}
-    for cpu in cpus:
-        topology = root / _CPUS / f"cpu{cpu}" / "topology"
-        text = read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list")
-        lines = cpuinfo.get(cpu, {})
-        core: object = text or (lines.get("physical id"), lines.get("core id"))
-        if not text and "core id" not in lines:
-            return ()
-        groups.setdefault(core, []).append(cpu)
-    return tuple(tuple(group) for group in groups.values())
-
-
-def _efficiency_cpus(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """The slow cores of a machine that mixes two kinds; empty where all are equal or nothing says otherwise."""
-    fast = parse_cpu_list(read_text(root / "sys/devices/cpu_core/cpus") or "")  # Intel names both kinds
-    slow = parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus") or "")
-    if fast and slow:
-        return tuple(cpu for cpu in cpus if cpu in slow)
-    capacities = {cpu: read_text(root / _CPUS / f"cpu{cpu}" / "cpu_capacity") or "" for cpu in cpus}
-    numbers = {cpu: int(text) for cpu, text in capacities.items() if text.isdigit()}
-    largest = max(numbers.values(), default=0)
-    return tuple(cpu for cpu in cpus if numbers.get(cpu, largest) < _SLOW_CORE_CAPACITY * largest)
-
-
-def _battery(root: Path) -> bool:
-    """Whether the machine itself has a battery; those of mice and headsets, and an empty bay, do not count."""
-    try:
-        supplies = sorted((root / _POWER).iterdir())
-    except OSError:
-        return False
-    return any(
-        read_text(supply / "type") == "Battery"
-        and read_text(supply / "scope") != "Device"
-        and read_text(supply / "present") != "0"
-        for supply in supplies
-    )
