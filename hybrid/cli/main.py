@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("hybrid.cli.plan", "Show how models would run on this machine, and why."),
     "baseline": ("hybrid.cli.baseline", "Measure a model as it is served now, and name what limits it."),
     "models": ("hybrid.cli.models", "List what can be served here."),
+    "profile": ("hybrid.cli.profile", "List, show, choose and make profiles for kinds of machines."),
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
 }
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it

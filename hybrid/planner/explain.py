@@ -84,8 +84,7 @@ def plan_table(plans: Sequence[Plan], machine: MachineFacts, profile: Profile | 
     """All plans with their reasons, below the machine they were made for; at most `WIDTH` columns."""
     blocks = [machine_table(machine)]
     if profile is not None:
-        why = "fits this machine" if profile.automatic else "as asked for"
-        blocks[0] += "\n" + _line("profile", f"{profile.name}, {why} ({profile.source})")
+        blocks[0] += "\n" + _line("profile", f"{profile.name}, {profile.why} ({profile.source})")
     blocks += [_plan_block(plan) for plan in plans]
     return "\n\n".join(blocks)
 

@@ -3,14 +3,25 @@
 Owns the order and the words "set by ...". Knows no rule of the plan itself.
 """
 
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from hybrid.config import BatchingSettings, ModelSettings
+from hybrid.config import BatchingSettings, ModelSettings, engine_of
 from hybrid.planner.types import PlanOverrides, Profile, RunTimeOverrides
 
 T = TypeVar("T", int, float, str, bool)
+
+#: What measuring a model decides better than any file about machines of that kind can.
+MEASURED: Final = (
+    "engine",
+    "instances",
+    "threads_per_instance",
+    "max_batch",
+    "max_wait_ms",
+    "early_trigger",
+    "pipeline_depth",
+)
 
 
 class Layer(Struct, frozen=True):
@@ -61,13 +72,14 @@ class Choices:
 
 
 def layers_of(
-    model: ModelSettings, profile: Profile | None, flags: PlanOverrides, own_device: bool
+    model: ModelSettings, profile: Profile | None, flags: PlanOverrides, own_device: bool, measured: bool = False
 ) -> tuple[Layer, ...]:
     """The layers for one model, strongest first.
 
     A profile that was asked for is stronger than model.toml. One that was found by matching the machine is a better
-    first guess, no more: its `[plan]` must not undo what the author of a model wrote down. A model on a device of its
-    own (simulated) takes only the table with its name, because `[plan]` is about this machine.
+    first guess, no more: it must not undo what the author of a model wrote down, nor what was `measured` of the model
+    on this very machine. `[plan]` is for models on the CPU and `[gpu]` for those on a device. A simulated device is no
+    part of this machine, so nothing found by matching applies to it; with a profile asked for it is rehearsed.
     """
     author = Layer("the model's settings", _from_model(model))
     layers = [*_at_run_time(model.name, flags), Layer("command line", flags)]
@@ -76,9 +88,17 @@ def layers_of(
     if model.name in profile.model:
         layers.append(Layer(f"profile {profile.name} [model.{model.name}]", profile.model[model.name]))
     if own_device:
+        general = Layer(f"profile {profile.name} [gpu]", profile.gpu)
+    else:
+        general = Layer(f"profile {profile.name} [plan]", profile.plan)
+    if not profile.automatic:
+        return (*layers, general, author)
+    if engine_of(model) == "simulated":
         return (*layers, author)
-    general = Layer(f"profile {profile.name} [plan]", profile.plan)
-    return (*layers, author, general) if profile.automatic else (*layers, general, author)
+    if measured:
+        kept = structs.replace(general.overrides, **dict.fromkeys(MEASURED))
+        general = structs.replace(general, overrides=kept)
+    return (*layers, author, general)
 
 
 def _at_run_time(name: str, flags: PlanOverrides) -> list[Layer]:

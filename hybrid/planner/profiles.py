@@ -1,23 +1,24 @@
-"""Profile files: TOML with the numbers that suit one kind of machine.
+"""Profiles: TOML with the numbers that suit one kind of machine. Finding, reading, matching and saving them.
 
-Owns finding, reading and matching them. Knows nothing of what a number means; `layers` says which wins. A file has
-`[match]` (which machines it is for), `[plan]` (for all models) and `[model.NAME]` (for one).
+Owns which profile is taken. Knows nothing of what a number means; `layers` says which wins. A file has `[match]` (which
+machines it is for), `[plan]` (models on the CPU), `[gpu]` (models on a GPU) and `[model.NAME]` (one model).
 """
 
-import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
-from msgspec import field, structs
+from msgspec import Struct, field, structs
 
 from hybrid.config import Settings
 from hybrid.config_file import load_settings, load_toml, nearest
 from hybrid.errors import ConfigError
 from hybrid.facts import MachineFacts
+from hybrid.planner.matching import matches, specificity
+from hybrid.planner.profile_files import AUTO as AUTO
+from hybrid.planner.profile_files import NONE as NONE
+from hybrid.planner.profile_files import chosen, folders, write_profile
+from hybrid.planner.profile_text import profile_text
 from hybrid.planner.types import Match, PlanOverrides, Profile
-
-AUTO: Final = "auto"
-NONE: Final = "none"
 
 
 class ProfileFile(Settings, frozen=True):
@@ -26,15 +27,30 @@ class ProfileFile(Settings, frozen=True):
     description: str = ""
     match: Match | None = None
     plan: PlanOverrides = PlanOverrides()
+    gpu: PlanOverrides = PlanOverrides()
     model: dict[str, PlanOverrides] = field(default_factory=dict)
+
+
+class Listed(Struct, frozen=True):
+    """One known profile as it stands to this machine. `fits` is None where only its name brings it in.
+
+    `error` says what is wrong with a file that is none.
+    """
+
+    name: str
+    path: Path
+    description: str = ""
+    fits: bool | None = None
+    error: str = ""
 
 
 def load_profile(path_or_name: str | Path, machine: MachineFacts) -> Profile | None:
     """Return the profile that was asked for.
 
-    "auto" takes the one whose `[match]` fits the machine with the most conditions, and none when none fits; "none"
-    takes none. Anything with a folder in it or ending in .toml is a path, everything else a name to be looked up. A
-    profile asked for is used even where its `[match]` does not fit: whoever names it knows better.
+    "auto" takes what this machine was told to use, else the most specific one whose `[match]` fits the machine, and
+    none when none fits; "none" takes none. Anything with a folder in it or ending in .toml is a path, everything else a
+    name to be looked up. A profile asked for is used even where its `[match]` does not fit: whoever names it knows
+    better.
 
     Raises:
         ConfigError: no such file or name, or a file that is not a valid profile.
@@ -43,49 +59,100 @@ def load_profile(path_or_name: str | Path, machine: MachineFacts) -> Profile | N
     if text == NONE:
         return None
     if text == AUTO:
-        return _best_match(machine)
+        choice = chosen()
+        return _best_match(machine) if choice is None else _chosen(choice.profile)
+    path = profile_path(path_or_name)
+    return _profile(path, read_profile(path))
+
+
+def profile_path(path_or_name: str | Path, here: bool = True) -> Path:
+    """The file behind a name or path; unless `here`, names in the current directory do not count.
+
+    Raises:
+        ConfigError: no profile has that name. Whether a path leads anywhere is seen when it is read.
+    """
+    text = str(path_or_name)
     if isinstance(path_or_name, Path) or "/" in text or text.endswith(".toml"):
-        path = Path(path_or_name)
-        return _profile(path, _read(path))
-    known = known_profiles()
+        return Path(path_or_name)
+    known = known_profiles(here)
     if text not in known:
         raise ConfigError(f"unknown profile `{text}`; {nearest(text, [*known, AUTO, NONE])}")
-    return _profile(known[text], _read(known[text]))
+    return known[text]
 
 
-def known_profiles() -> dict[str, Path]:
-    """Profiles that can be asked for by name; the current directory wins over what is installed."""
+def read_profile(path: Path) -> ProfileFile:
+    """Read and check one file.
+
+    Raises:
+        ConfigError: it is missing, unreadable or not a valid profile.
+    """
+    return load_settings(ProfileFile, load_toml(path), str(path))
+
+
+def known_profiles(here: bool = True) -> dict[str, Path]:
+    """Profiles that can be asked for by name; the current directory wins over the user's, these over what is shipped.
+
+    Unless `here`, those in the current directory are left out.
+    """
     found: dict[str, Path] = {}
-    for folder in _folders():
+    for folder in folders(here):
         try:
             paths = sorted(folder.glob("*.toml"))
         except OSError:
             continue
         for path in paths:
-            found.setdefault(path.stem, path)
+            if not path.name.startswith("."):
+                found.setdefault(path.stem, path)
     return found
 
 
-def matches(match: Match, machine: MachineFacts) -> bool:
-    """Whether every condition that is set holds on this machine."""
-    gpu_bounds = (match.gpu_memory_bytes_min, match.gpu_memory_bytes_max)
-    return (
-        _within(machine.cpu.usable, match.usable_cpus_min, match.usable_cpus_max)
-        and _within(machine.memory_limit_bytes, match.memory_limit_bytes_min, match.memory_limit_bytes_max)
-        and set(match.isa) <= set(machine.isa)
-        and match.architecture in (None, machine.architecture)
-        and (gpu_bounds == (None, None) or any(_within(gpu.memory_total_bytes, *gpu_bounds) for gpu in machine.gpus))
-    )
+def listed_profiles(machine: MachineFacts) -> list[Listed]:
+    """Every known profile by name, broken files too."""
+    found = []
+    for name, path in sorted(known_profiles().items()):
+        try:
+            content = read_profile(path)
+        except ConfigError as error:
+            found.append(Listed(name, path, error=str(error)))
+            continue
+        fits = None if content.match is None else matches(content.match, machine)
+        found.append(Listed(name, path, content.description, fits))
+    return found
 
 
-def _folders() -> tuple[Path, ...]:
-    """Where profiles lie: here, beside the package in a checkout, and where a wheel installs them."""
-    package = Path(__file__).resolve().parent.parent
-    return Path("profiles"), package.parent / "profiles", Path(sys.prefix) / "share" / "hybrid" / "profiles"
+def save_profile(
+    name: str,
+    overrides: PlanOverrides,
+    machine: MachineFacts,
+    why: str,
+    *,
+    model: str = "",
+    reasons: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write numbers that were found on this machine as a profile of the user's, to be taken by name.
+
+    Args:
+        name: The profile's name.
+        overrides: The numbers to fix.
+        machine: Where they were found; stands in the file as a comment and as a `[match]` to be switched on.
+        why: Where the numbers come from, in words; the first line becomes the description.
+        model: The model that they are for; "" for every model on the CPU.
+        reasons: A sentence for each number, under its key.
+        force: Whether a profile of that name may be replaced.
+
+    Raises:
+        ConfigError: the name cannot be one, is taken, or the file cannot be written.
+    """
+    shipped = {path for key, path in known_profiles(here=False).items() if key == name}
+    text = profile_text(name, overrides, machine, why, model, reasons or {})
+    if shipped and not force:
+        raise ConfigError(f"profile `{name}` exists already ({shipped.pop()}); --force puts this one in its place")
+    return write_profile(name, text, force)
 
 
 def _best_match(machine: MachineFacts) -> Profile | None:
-    best: tuple[int, Profile] | None = None
+    best: tuple[tuple[bool, int, int], Profile] | None = None
     for path in known_profiles().values():
         table = load_toml(path)
         if "match" not in table:
@@ -93,21 +160,31 @@ def _best_match(machine: MachineFacts) -> Profile | None:
         content = load_settings(ProfileFile, table, str(path))
         if content.match is None or not matches(content.match, machine):
             continue
-        conditions = sum(value not in (None, ()) for value in structs.astuple(content.match))
-        if best is None or conditions > best[0]:
-            best = conditions, structs.replace(_profile(path, content), automatic=True)
+        rank = specificity(content.match)
+        if best is None or rank > best[0]:
+            best = rank, structs.replace(_profile(path, content), automatic=True)
     return None if best is None else best[1]
 
 
-def _read(path: Path) -> ProfileFile:
-    return load_settings(ProfileFile, load_toml(path), str(path))
+def _chosen(name: str) -> Profile | None:
+    """The profile of `hybrid profile use`, which must not change with the directory that a server is started in."""
+    if name == NONE:
+        return None
+    try:
+        path = profile_path(name, here=False)
+        return structs.replace(_profile(path, read_profile(path)), chosen=True)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; it was chosen for this machine, `hybrid profile use {AUTO}` takes that back"
+        ) from None
 
 
 def _profile(path: Path, content: ProfileFile) -> Profile:
     return Profile(
-        name=path.stem, source=str(path), description=content.description, plan=content.plan, model=content.model
+        name=path.stem,
+        source=str(path),
+        description=content.description,
+        plan=content.plan,
+        gpu=content.gpu,
+        model=content.model,
     )
-
-
-def _within(value: int, low: int | None, high: int | None) -> bool:
-    return (low is None or low <= value) and (high is None or value <= high)

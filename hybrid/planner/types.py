@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from hybrid.config import Positive, Settings
 
@@ -48,6 +48,11 @@ class Plan(Struct, frozen=True):
         """The longest wait of the oldest request, in seconds."""
         return self.max_wait_ms / 1000.0
 
+    def differs(self, other: "Plan") -> tuple[str, ...]:
+        """Return the keys in which it differs from another plan, reasons left out."""
+        keys = (key for key in self.__struct_fields__ if key != "reasons")
+        return tuple(key for key in keys if getattr(self, key) != getattr(other, key))
+
 
 class PlanOverrides(Settings, frozen=True):
     """Numbers of a plan that somebody fixed; None leaves one alone. The keys are those of the plan's JSON form."""
@@ -70,20 +75,29 @@ class RunTimeOverrides(PlanOverrides, frozen=True):
     """Flags of the command line, and on top of them what was fixed since: `for_all` models, and `by_model` name."""
 
     for_all: PlanOverrides = PlanOverrides()
-    by_model: dict[str, PlanOverrides] = {}
+    by_model: dict[str, PlanOverrides] = field(default_factory=dict)
 
 
 class Match(Settings, frozen=True):
-    """Which machines a profile is for; every condition that is set must hold. GPU conditions ask for one such GPU."""
+    """Which machines a profile is for; every condition that is set must hold.
+
+    GPU conditions together ask for one GPU, or slice of one, that meets them all.
+    """
 
     usable_cpus_min: Positive | None = None
     usable_cpus_max: Positive | None = None
     memory_limit_bytes_min: Positive | None = None
     memory_limit_bytes_max: Positive | None = None
-    gpu_memory_bytes_min: Positive | None = None
-    gpu_memory_bytes_max: Positive | None = None
+    numa_nodes_min: Positive | None = None
     isa: tuple[str, ...] = ()
     architecture: str | None = None
+    efficiency_cpus: bool | None = None
+    battery: bool | None = None
+    gpu_kind: Literal["cuda", "intel", "amd"] | None = None
+    gpu_mig: bool | None = None
+    gpu_integrated: bool | None = None
+    gpu_memory_bytes_min: Positive | None = None
+    gpu_memory_bytes_max: Positive | None = None
 
     def __post_init__(self) -> None:
         for name in ("usable_cpus", "memory_limit_bytes", "gpu_memory_bytes"):
@@ -93,7 +107,11 @@ class Match(Settings, frozen=True):
 
 
 class Profile(Struct, frozen=True):
-    """A profile file, loaded. `source` is its path; `automatic` when nobody asked for it by name."""
+    """A profile file, loaded. `source` is its path.
+
+    `automatic` when it was found by its `[match]`, `chosen` when it is what this machine was told to use; else it was
+    asked for by name. `plan` is about models on the CPU, `gpu` about models on a GPU.
+    """
 
     name: str
     source: str
@@ -101,3 +119,12 @@ class Profile(Struct, frozen=True):
     automatic: bool = False
     plan: PlanOverrides = PlanOverrides()
     model: dict[str, PlanOverrides] = {}
+    gpu: PlanOverrides = PlanOverrides()
+    chosen: bool = False
+
+    @property
+    def why(self) -> str:
+        """Why it is in use, as in "cpu-small, fits this machine"."""
+        if self.automatic:
+            return "fits this machine"
+        return "chosen for this machine with `hybrid profile use`" if self.chosen else "as asked for"

@@ -35,7 +35,10 @@ FUNCTION_LINES_MEDIAN = 10
 #: Contracts that must name every module of a package but these few.
 CONTRACTS_OVER_ALL_MODULES = {
     "pure-batching": ("hybrid/batching", {"scheduler"}),
-    "pure-planner": ("hybrid/planner", {"cgroups", "gpus", "machine", "nvml", "prepare", "profiles", "topology"}),
+    "pure-planner": (
+        "hybrid/planner",
+        {"cgroups", "gpus", "machine", "nvml", "prepare", "profile_files", "profiles", "topology"},
+    ),
     "frontend-wire": (
         "hybrid/frontend",
         {"admission", "decoding", "grpc", "grpc_service", "handler", "models_api", "openai_api", "ops"},
