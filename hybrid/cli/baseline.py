@@ -86,7 +86,7 @@ def _print(measured: Baseline) -> None:
         times = ", ".join(f"{point['rows']:.3g}: {_cell(point['ms'])} ms" for point in found["batch_times"])
         click.echo(f"\nbatch times by rows  {times}")
     helps = {True: "yes", False: "no", None: "not known"}[found["batching_helps"]]
-    click.echo(f"\nbottleneck: {found['bottleneck'] or 'not known'}; would batching help: {helps}")
+    click.echo(f"\nbottleneck: {found['bottleneck'] or 'not known'}; does batching help: {helps}")
     click.echo(found["advice"])
 
 

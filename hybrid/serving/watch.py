@@ -54,13 +54,14 @@ async def watch(manager: Manager, sources: ModelSources, period_s: float) -> Non
         told = ""
         changed, gone = changes.look(found, manager.read, manager.asleep)
         for name in changed:
-            await _try(manager.load, name)
+            what = "its files have changed" if name in manager.read else "it is new"
+            await _try(manager.load, name, what)
         for name in gone:
-            await _try(manager.remove, name)
+            await _try(manager.remove, name, "its files are gone")
 
 
-async def _try(operation: Callable[[str], Awaitable[None]], name: str) -> None:
-    log.info("%s: its files have changed", name)
+async def _try(operation: Callable[[str], Awaitable[None]], name: str, what: str) -> None:
+    log.info("%s: %s", name, what)
     try:
         await operation(name)
     except HybridError as error:
