@@ -25,9 +25,11 @@ from hybrid.frontend.models_api import ModelsApi
 from hybrid.frontend.ops import Operations
 from hybrid.observe import Observer
 from hybrid.planner.explain import plan_json
-from hybrid.serving.manager import Manager, Tools
+from hybrid.serving.lives import Tools
+from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
 from hybrid.serving.opening import Opening, PlanFor
+from hybrid.serving.replan import Standing
 from hybrid.serving.repository import Repository
 from hybrid.serving.sources import ModelSources
 from hybrid.serving.watch import watch
@@ -59,6 +61,7 @@ class Blueprint(Struct, frozen=True):
     sources: ModelSources
     opening: Opening
     plan: PlanFor
+    standing: Standing = Standing()
     poll_s: float = 0.0
     strict: bool = False
 
@@ -140,19 +143,22 @@ class App:
     def _make_manager(self, loop: asyncio.AbstractEventLoop) -> Manager:
         blueprint, hub, clock = self._blueprint, self._hub, self._clock
         tools = Tools(
-            plan=lambda models: blueprint.plan(models).plans,
+            plan=lambda models, by: blueprint.plan(models, profile=by.profile, flags=by.overrides).plans,
             make=lambda settings, plan, counters: ServedModel(settings, plan, hub, loop, clock, counters),
             clock=clock,
             settled=_tidy,
             drain_timeout_s=blueprint.server.drain_timeout_s,
         )
-        manager = Manager(blueprint.sources, self._repository, tools)
+        manager = Manager(blueprint.sources, self._repository, tools, blueprint.standing)
         opening = blueprint.opening
         manager.begin(list(zip(opening.models, opening.prepared.plans, strict=True)), opening.broken)
         return manager
 
     def _encoded_plan(self) -> bytes:
-        return msgspec.json.encode([plan_json(model.plan) for model in self._repository])
+        now = self._clock()
+        return msgspec.json.encode(
+            [plan_json(m.plan) | {"why": m.why, "in_force_s": round(now - m.since_s, 3)} for m in self._repository]
+        )
 
     # Life ----------------------------------------------------------------------------------------------------------
 

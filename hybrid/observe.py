@@ -103,7 +103,7 @@ class Observer:
             for member in model.pool.members.values():
                 if member.child is not None:
                     pids[_owner(model, member, part)] = member.child.pid
-            if model.preprocess is not None:
+            if model.preprocess is not None and model.owns_preprocess:
                 for index, process in enumerate(model.preprocess.stats().members):
                     pids[f"p{index} {_label(model, part)}"] = process.pid
         return pids
@@ -111,7 +111,7 @@ class Observer:
     def _front(self) -> snap.Front:
         http = self._http.stats()
         models = [model for model, _ in self._manager.alive()]
-        pools = [model.preprocess.stats() for model in models if model.preprocess is not None]
+        pools = [model.preprocess.stats() for model in models if model.preprocess is not None and model.owns_preprocess]
         ledger = self._manager.ledger
         pre = total((ledger.preprocess, *pools))
         return snap.Front(

@@ -19,6 +19,7 @@ from hybrid.planner.explain import plan_table
 from hybrid.planner.prepare import plan_here
 from hybrid.planner.types import PlanOverrides
 from hybrid.serving.opening import Opening, open_sources
+from hybrid.serving.replan import Standing
 from hybrid.serving.sources import ModelSources
 from hybrid.telemetry.logs import setup_logging
 
@@ -131,7 +132,13 @@ def _serve(config: Config, overrides: PlanOverrides) -> None:
     hub = setup_logging(server.log_level, server.log_format)
     try:
         blueprint = Blueprint(
-            server, sources, opening, plan, poll_s=config.repository_poll_s, strict=config.repository_strict
+            server,
+            sources,
+            opening,
+            plan,
+            Standing(config.profile, overrides),
+            poll_s=config.repository_poll_s,
+            strict=config.repository_strict,
         )
         run_server(blueprint, hub, announce)
     except OSError as error:

@@ -1,22 +1,28 @@
-"""The protocol's repository extension over HTTP: what may be served, load, unload.
+"""Changes of what is served, over HTTP: the protocol's repository extension (index, load, unload), and plans.
 
-Owns these paths and their bodies. Must never know how a model is started: it hands names to the manager.
+Owns these paths and their bodies. Must never know how a model is started: it hands names and wishes to the manager.
 """
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import DecodeError, Struct, ValidationError, json
 
-from hybrid.errors import BadRequest, HybridError
+from hybrid.config_file import load_settings
+from hybrid.errors import BadRequest, ConfigError, HybridError
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.exchange import Exchange
+from hybrid.planner.explain import plan_json
+from hybrid.planner.types import PlanOverrides
 from hybrid.protocol.oip_meta import encode_index
 from hybrid.serving.manager import Manager
+from hybrid.serving.replan import Wish
 
 log = logging.getLogger("hybrid.frontend")
+
+T = TypeVar("T", bound=Struct)
 
 #: Parameter of an unload that changes nothing here: no model depends on another.
 _NO_EFFECT: Final = frozenset({"unload_dependents"})
@@ -29,8 +35,19 @@ class _Body(Struct):
     parameters: dict[str, Any] = {}
 
 
+class _PlanBody(Struct, forbid_unknown_fields=True):
+    """Body of a re-plan; all of it may be left out. A number that is null is not fixed any more."""
+
+    model: str | None = None
+    plan: dict[str, Any] = {}
+    profile: str | None = None
+
+
 class ModelsApi:
-    """Answers `/v2/repository/...`, later: each request is a task of its own, for it may take minutes."""
+    """Answers `/v2/repository/...` and `POST /hybrid/v1/plan`, later.
+
+    Each request is a task of its own, for it may take minutes.
+    """
 
     def __init__(self, manager: Manager, admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
         self._manager = manager
@@ -46,6 +63,10 @@ class ModelsApi:
             MethodNotAllowed: not a POST.
             BadRequest: the body is not what it should be.
         """
+        if segments == ["hybrid", "v1", "plan"] and exchange.method == "POST":
+            self._admission.authorise_admin(exchange.headers, exchange.peer)
+            self._run(exchange, self._replan(_wish(exchange)))
+            return True
         if segments[:2] != ["v2", "repository"]:
             return False
         rest = segments[2:]
@@ -68,6 +89,11 @@ class ModelsApi:
     async def _change(self, name: str, verb: str) -> bytes:
         await (self._manager.load(name) if verb == "load" else self._manager.unload(name))
         return b"{}"
+
+    async def _replan(self, wish: Wish) -> bytes:
+        done = await self._manager.replan(wish)
+        plans = [plan_json(one.plan) | {"changed": one.changed, "restarted": one.restarted} for one in done]
+        return json.encode(plans)
 
     def _run(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
         task = self._loop.create_task(work)
@@ -101,9 +127,25 @@ def refuse_overrides(parameters: Iterable[str]) -> None:
 
 def _body(exchange: Exchange) -> _Body:
     exchange.expect("POST")
-    if not exchange.body.strip():
-        return _Body()
+    return _decoded(exchange.body, _Body, "{}")
+
+
+def _wish(exchange: Exchange) -> Wish:
+    body = _decoded(exchange.body, _PlanBody, '{"model": "minilm", "plan": {"max_batch": 8}}')
+    if body.model is not None and body.profile is not None:
+        raise BadRequest("profile: is for all models; expected no `model` beside it")
     try:
-        return json.decode(exchange.body, type=_Body)
+        overrides = load_settings(PlanOverrides, body.plan, "body", "plan.")
+    except ConfigError as error:
+        raise BadRequest(str(error)) from None
+    back = frozenset(key for key, value in body.plan.items() if value is None)
+    return Wish(body.model, overrides, back, body.profile)
+
+
+def _decoded(body: bytes, form: type[T], example: str) -> T:
+    if not body.strip():
+        return form()
+    try:
+        return json.decode(body, type=form)
     except (ValidationError, DecodeError) as error:
-        raise BadRequest(f"body: expected an object such as {{}}: {error}") from None
+        raise BadRequest(f"body: expected an object such as {example}: {error}") from None

@@ -40,7 +40,8 @@ class Operations:
         if path not in ("metrics", "hybrid/v1/snapshot", "hybrid/v1/plan", "hybrid/v1/stream"):
             return False
         if exchange.method not in ("GET", "HEAD"):
-            raise MethodNotAllowed(f"/{path} takes GET, got {exchange.method[:20]}")
+            allow = "GET, POST" if path == "hybrid/v1/plan" else "GET"  # a POST of a plan is not ours
+            raise MethodNotAllowed(f"/{path} takes {allow}, got {exchange.method[:20]}", allow)
         if path == "metrics":
             exchange.reply(200, self._metrics(), _PROMETHEUS)
         elif path == "hybrid/v1/snapshot":

@@ -1,4 +1,4 @@
-"""Which models are served: started, loaded, loaded again and unloaded while others serve.
+"""Which models are served, and by which plans: started, loaded, re-planned and unloaded while others serve.
 
 The one owner of what is served. A load starts the new processes beside the old ones, waits until they are warm, lets
 the repository bind new requests to them in one step, and only then lets the old ones finish what they have. Operations
@@ -7,52 +7,45 @@ run one after the other, so that there is at most one model too many at any time
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
-
-from msgspec import Struct
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from hybrid.config import ModelSettings
-from hybrid.errors import HybridError, LoadFailed, NotFound, NotReady, QueueFull, StartupError
+from hybrid.errors import BadRequest, ConfigError, HybridError, LoadFailed, NotFound, NotReady, QueueFull, StartupError
 from hybrid.planner.types import Plan
 from hybrid.protocol.oip_meta import IndexEntry
 from hybrid.serving.beside import beside
-from hybrid.serving.counters import Counters, Ledger
+from hybrid.serving.lives import Birth, Lives, Tools
 from hybrid.serving.model import ServedModel
+from hybrid.serving.replan import Replanned, Standing, Step, Wish, step_of
 from hybrid.serving.repository import Repository
 from hybrid.serving.sources import ModelSources, Stamp
 
 log = logging.getLogger("hybrid.serving")
 
+T = TypeVar("T")
+
 _MAX_WAITING: Final = 32
-_STOP_PROCESSES_S: Final = 3.0
-_POLL_S: Final = 0.01
-
-
-class Tools(Struct, frozen=True):
-    """What a manager needs to be given. `settled` is called after models have come or gone."""
-
-    plan: Callable[[Sequence[ModelSettings]], tuple[Plan, ...]]
-    make: Callable[[ModelSettings, Plan, Counters], ServedModel]
-    clock: Callable[[], float]
-    settled: Callable[[], None]
-    drain_timeout_s: float
 
 
 class Manager:
     """Starts and stops the models of a repository. Methods are called from the event loop."""
 
-    def __init__(self, sources: ModelSources, repository: Repository, tools: Tools) -> None:
-        self.ledger = Ledger()
+    def __init__(
+        self, sources: ModelSources, repository: Repository, tools: Tools, standing: Standing | None = None
+    ) -> None:
+        self.standing = standing or Standing()
+        self.replans: dict[str, int] = {}  # by outcome
+        self._lives = Lives(repository, tools)
+        self.ledger = self._lives.ledger
         self.read: dict[str, Stamp] = {}  # by name: the files as they were when it was last loaded, or tried
         self.asleep: set[str] = set()  # unloaded on request: a change of their files does not wake them
         self._sources = sources
         self._repository = repository
         self._tools = tools
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._alive: dict[ServedModel, str] = {}
 
     # Start and end -------------------------------------------------------------------------------------------------
 
@@ -60,7 +53,8 @@ class Manager:
         """Publish the models that the server starts with; requests for them are told to come back until they run."""
         by_name: dict[str, list[ServedModel]] = {}
         for settings, plan in models:
-            by_name.setdefault(settings.name, []).append(self._make(settings, plan, ""))
+            birth = Birth(settings, plan, "planned at start")
+            by_name.setdefault(settings.name, []).append(self._lives.make(birth, ""))
         for name, versions in by_name.items():
             self._repository.publish(name, versions)
         for name, reason in broken.items():
@@ -84,7 +78,7 @@ class Manager:
     async def stop(self, timeout_s: float) -> None:
         """End the processes of all models, also of those that are coming or going."""
         await self.close()
-        await asyncio.gather(*(model.stop(timeout_s) for model in self._alive))
+        await asyncio.gather(*(model.stop(timeout_s) for model in self._lives))
 
     async def close(self) -> None:
         """Give up what is being loaded or unloaded, and refuse more of it. What is served stays as it is."""
@@ -96,7 +90,7 @@ class Manager:
 
     def drain(self) -> None:
         """Let no request wait for company any more."""
-        for model in self._alive:
+        for model in self._lives:
             model.drain()
 
     # Operations ----------------------------------------------------------------------------------------------------
@@ -138,6 +132,28 @@ class Manager:
         self.asleep.discard(name)
         self.read.pop(name, None)
 
+    async def replan(self, wish: Wish) -> tuple[Replanned, ...]:
+        """Plan anew, and return what came of it for each model that was meant when what was replaced is gone.
+
+        New workers are warm before all that changes comes into force in one step; no request is lost or refused. Where
+        only the batcher is concerned, the workers stay.
+
+        Raises:
+            NotFound: no such model is served.
+            BadRequest: there is no such plan; nothing has changed.
+            LoadFailed: new workers cannot be started; nothing has changed.
+            NotReady, QueueFull: as `load`.
+        """
+        try:
+            done = await self._operate(self._replan(wish))
+        except HybridError as error:
+            self._count("refused" if isinstance(error, BadRequest) else "failed")
+            log.warning("%s: nothing changed: %s", wish.text, error)
+            raise
+        restarted = any(one.restarted for one in done)
+        self._count("workers" if restarted else "batcher" if any(one.changed for one in done) else "unchanged")
+        return done
+
     async def index(self) -> list[IndexEntry]:
         """Return what is served and what may be loaded.
 
@@ -153,11 +169,11 @@ class Manager:
 
     def alive(self) -> list[tuple[ServedModel, str]]:
         """Return every model that has processes; the word says which part: "" served, "next" starting, "last" going."""
-        return list(self._alive.items())
+        return list(self._lives.parts.items())
 
     # Inside --------------------------------------------------------------------------------------------------------
 
-    async def _operate(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _operate(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed or len(self._tasks) >= _MAX_WAITING:
             work.close()
             if self._closed:
@@ -169,9 +185,9 @@ class Manager:
         await asyncio.wait((task,))
         if task.cancelled():
             raise NotReady("the server is stopping: the operation was given up")
-        task.result()
+        return task.result()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # its caller may have left; what went wrong was logged
@@ -188,12 +204,11 @@ class Manager:
             except (HybridError, OSError) as error:
                 raise self._failed(name, error) from error
             old = self._repository.publish(name, fresh)
-            self._alive.update(dict.fromkeys(fresh, ""))
-            self._inherit(name)
+            self._lives.served(name, fresh)
             took_s = self._tools.clock() - began
             versions = ", ".join(model.version for model in fresh)
             log.info("%s: version %s %s in %.1f s", name, versions, "took over" if old else "loaded", took_s)
-            await self._retire(old)
+            await self._lives.retire(old)
 
     async def _fresh(self, name: str, others: Sequence[ServedModel]) -> list[ServedModel]:
         """Read, plan and start all wanted versions of a model, one after the other; all are warm, or none is left."""
@@ -201,24 +216,13 @@ class Manager:
         planned = await asyncio.to_thread(self._planned, name, served)
         if name not in (model.name for model in self._repository):
             self._repository.note(name, "LOADING", "it is being loaded")
-        fresh: list[ServedModel] = []
-        warm = False
-        try:
-            for settings, plan in planned:
-                fresh.append(self._make(settings, plan, "next"))
-                fresh[-1].start()
-                await fresh[-1].wait_ready()
-            warm = True
-        finally:
-            if not warm:
-                await self._end(fresh, 0.0)
-        return fresh
+        return await self._lives.warm([Birth(settings, plan, "loaded") for settings, plan in planned])
 
     def _planned(self, name: str, served: Sequence[tuple[ModelSettings, Plan]]) -> list[tuple[ModelSettings, Plan]]:
         """Runs in a thread: it reads files."""
         self.read[name] = self._sources.stamp(name)
         wanted = self._sources.settings(name)
-        plans = self._tools.plan([*(settings for settings, _ in served), *wanted])
+        plans = self._tools.plan([*(settings for settings, _ in served), *wanted], self.standing)
         running, proposed = [plan for _, plan in served], plans[: len(served)]
         fitted = [beside(plan, running, proposed) for plan in plans[len(served) :]]
         return list(zip(wanted, fitted, strict=True))
@@ -229,6 +233,58 @@ class Manager:
         self._repository.note(name, "UNAVAILABLE", f"the last load failed: {error}" if serving else str(error))
         return LoadFailed(f"{error}; the one before serves on" if serving else str(error))
 
+    async def _replan(self, wish: Wish) -> tuple[Replanned, ...]:
+        async with self._turn:
+            served = list(self._repository)
+            meant = [model for model in served if wish.model in (None, model.name)]
+            if wish.model is not None and not meant:
+                raise NotFound(f"no model named {wish.model!r} is served")
+            standing = self.standing.changed(wish)
+            try:
+                plans = await asyncio.to_thread(self._anew, meant, served, standing)
+            except ConfigError as error:
+                raise BadRequest(str(error)) from error
+            steps = [step_of(model, plan) for model, plan in zip(meant, plans, strict=True)]
+            old = [step.model for step in steps if step.needs_workers]
+            births = [
+                Birth(step.model.settings, step.plan, wish.text, step.model) for step in steps if step.needs_workers
+            ]
+            try:
+                fresh = await self._lives.warm(births)
+            except (StartupError, OSError) as error:
+                raise LoadFailed(f"{error}; the plan before stays in force") from error
+            self.standing = standing
+            heirs = dict(zip(old, fresh, strict=True))
+            self._put_in_force(steps, heirs, wish.text)
+            await self._lives.retire(old)
+            return tuple(Replanned(heirs.get(s.model, s.model).plan, s.changed, s.needs_workers) for s in steps)
+
+    def _anew(self, meant: Sequence[ServedModel], served: Sequence[ServedModel], standing: Standing) -> list[Plan]:
+        """Return new plans of those that are meant; the others go on by theirs. Runs in a thread: it reads files."""
+        rest = [model for model in served if model not in meant]
+        plans = self._tools.plan([model.settings for model in (*rest, *meant)], standing)
+        running, proposed = [model.plan for model in rest], plans[: len(rest)]
+        return [beside(plan, running, proposed) for plan in plans[len(rest) :]]
+
+    def _put_in_force(self, steps: Sequence[Step], heirs: dict[ServedModel, ServedModel], why: str) -> None:
+        """Change everything in one step of the loop: nothing waits in here."""
+        for step in steps:
+            if not step.needs_workers:
+                step.model.adopt(step.plan, why)
+        for name in dict.fromkeys(model.name for model in heirs):
+            versions = [heirs.get(model, model) for model in self._repository if model.name == name]
+            self._repository.publish(name, versions)
+            self._lives.served(name, versions)
+        for old, heir in heirs.items():
+            heir.take_over(old)
+        for step in steps:
+            if step.changed:
+                how = "other workers" if step.needs_workers else "the same workers"
+                log.info("%s: %s; %s changed, %s", step.model.name, why, ", ".join(step.changed), how)
+
+    def _count(self, outcome: str) -> None:
+        self.replans[outcome] = self.replans.get(outcome, 0) + 1
+
     async def _unload(self, name: str, why: str) -> None:
         async with self._turn:
             loaded = any(model.name == name for model in self._repository)
@@ -236,20 +292,9 @@ class Manager:
                 raise NotFound(f"no model named {name!r} to unload")
             old = self._repository.withdraw(name, "UNLOADING", "it finishes what it has")
             self.asleep.add(name)
-            await self._retire(old)
+            await self._lives.retire(old)
             self._repository.note(name, "UNAVAILABLE", why)
             log.info("%s: %s", name, why)
-
-    async def _retire(self, old: Sequence[ServedModel]) -> None:
-        """Let models that get no new requests answer those that they have, then end them."""
-        for model in old:
-            self._alive[model] = "last"
-            model.drain()
-        ends_at = self._tools.clock() + self._tools.drain_timeout_s
-        # Polled, because an event would have to be set on the hot path.
-        while any(model.open_n for model in old) and self._tools.clock() < ends_at:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-        await self._end(old, _STOP_PROCESSES_S)
 
     async def _started(self, model: ServedModel, strict: bool) -> str:
         """Wait for a model of the start; return why it failed, if the server starts without it."""
@@ -264,26 +309,6 @@ class Manager:
             if rest:
                 self._repository.publish(model.name, rest)
                 self._repository.note(model.name, "UNAVAILABLE", f"version {model.version}: {error}")
-            await self._end([model], 0.0)
+            await self._lives.end([model], 0.0)
             return str(error)
         return ""
-
-    def _make(self, settings: ModelSettings, plan: Plan, part: str) -> ServedModel:
-        model = self._tools.make(settings, plan, self.ledger.of(settings.name, settings.version))
-        self._alive[model] = part
-        return model
-
-    async def _end(self, models: Sequence[ServedModel], timeout_s: float) -> None:
-        await asyncio.gather(*(model.stop(timeout_s) for model in models))
-        for model in models:
-            del self._alive[model]
-            if model.preprocess is not None:
-                self.ledger.pool_ended(model.preprocess.stats())
-            self._inherit(model.name)
-        if models:
-            self._tools.settled()
-
-    def _inherit(self, name: str) -> None:
-        versions = [model.version for model in self._repository if model.name == name]
-        if versions:
-            self.ledger.inherit(name, versions, self._repository.get(name).version)

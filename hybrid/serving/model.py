@@ -47,13 +47,19 @@ class ServedModel:
         counters: Counters | None = None,
     ) -> None:
         self.settings = settings
-        self.plan = plan
+        self.plan = plan  # in force: what was planned, with what was found at load and learned from traffic
+        self.planned = self.started_by = plan  # last, and when the workers were started
+        self.why = ""  # the plan is as it is
+        self.since_s = clock()
         self.counters = counters or Counters()
         self.tally = self.counters.tally
         self.open_n = 0  # requests that are bound to this very model and have no answer yet
         self._stopping = False
         self._start_error = ""
         self._clock = clock
+        self._caps: list[tuple[int, str]] = []  # rows that a batch may have at most, and why
+        self._heir_of: ServedModel | None = None
+        self.owns_preprocess = True
         self._image: tuple[str, tuple[int, ...]] | None = None  # input and dimensions where images of any size come
         self._learner: SizeLearner | None = None
         if not settings.batching.size_edges and not plan.static:
@@ -158,6 +164,29 @@ class ServedModel:
                 preprocess.changed, lambda: self._started(preprocess.ready, wanted, failed or preprocess.first_error)
             )
 
+    def inherit(self, other: "ServedModel") -> None:
+        """Before it starts: make use of what another one of the same settings has, which it will replace."""
+        self._heir_of = other
+        if self._learner is not None and other._learner is not None:
+            self._learner = other._learner
+        self._learn_from(other.plan)
+
+    def take_over(self, other: "ServedModel") -> None:
+        """Be responsible from now on for what both use."""
+        self._heir_of = None
+        if self.preprocess is other.preprocess:
+            self.owns_preprocess, other.owns_preprocess = other.owns_preprocess, False
+
+    def adopt(self, plan: Plan, why: str) -> None:
+        """Go by another plan from now on, with the workers that there are."""
+        if plan.differs(self.planned):
+            self.since_s, self.why = self._clock(), why
+        before, self.planned, self.plan = self.plan, plan, plan
+        self._learn_from(before)
+        for rows, reason in self._caps:
+            self._cap(rows, reason)
+        self._enforce()
+
     def drain(self) -> None:
         """Release what waits, and what is still on its way to the queue, without waiting for more."""
         self.scheduler.drain()
@@ -167,7 +196,7 @@ class ServedModel:
         self._stopping = True
         self.scheduler.abandon()
         parts = [self.pool.stop(timeout_s)]
-        if self.preprocess is not None:
+        if self.preprocess is not None and self.owns_preprocess:
             parts.append(self.preprocess.stop(timeout_s))
         await asyncio.gather(*parts)
 
@@ -185,23 +214,37 @@ class ServedModel:
             self._image = image_dims(ready.signature.inputs)
             if self.preprocess is not None:
                 self._start_preprocess(self.preprocess, ready.signature)
-        if ready.unbatchable is not None and self.plan.max_batch > 1:
-            log.warning("%s: batching is off: %s", self.name, ready.unbatchable)
-            self._cap_batch(1, f"1, found at load: {ready.unbatchable}")
-        elif ready.max_rows is not None and self.plan.max_batch > ready.max_rows:
-            log.warning("%s: max_batch is %d, because the model takes exactly that many", self.name, ready.max_rows)
-            self._cap_batch(ready.max_rows, f"{ready.max_rows}, found at load: the model takes exactly that many rows")
+        self._caps = []
+        if ready.unbatchable is not None:
+            self._caps.append((1, f"1, found at load: {ready.unbatchable}"))
+        elif ready.max_rows is not None:
+            rows = ready.max_rows
+            self._caps.append((rows, f"{rows}, found at load: the model takes exactly that many rows"))
+        for rows, reason in self._caps:
+            if self.plan.max_batch > rows:
+                log.warning("%s: %s: %s", self.name, "batching is off" if rows == 1 else "max_batch is lowered", reason)
+                self._cap(rows, reason)
+                self._enforce()
 
-    def _cap_batch(self, rows: int, reason: str) -> None:
+    def _cap(self, rows: int, reason: str) -> None:
         """Take what was found at load into the plan, so that everybody who reads it sees what is in force."""
         plan = self.plan
-        self.plan = replace(
-            plan,
-            max_batch=rows,
-            early_trigger=min(plan.early_trigger, rows),
-            batching="off" if rows == 1 else plan.batching,
-            reasons=plan.reasons | {"max_batch": reason},
-        )
+        if plan.max_batch > rows:
+            self.plan = replace(
+                plan,
+                max_batch=rows,
+                early_trigger=min(plan.early_trigger, rows),
+                batching="off" if rows == 1 else plan.batching,
+                reasons=plan.reasons | {"max_batch": reason},
+            )
+
+    def _learn_from(self, other: Plan) -> None:
+        """Take over size classes that another plan has from live traffic, where this one leaves them to be learned."""
+        if self._learner is not None and not self.plan.size_edges and other.size_edges:
+            reasons = self.plan.reasons | {"size_edges": other.reasons["size_edges"]}
+            self.plan = replace(self.plan, size_edges=other.size_edges, reasons=reasons)
+
+    def _enforce(self) -> None:
         self.pool.plan = self.plan
         self.scheduler.set_policy(policy_of(self.plan, self.settings.batching))
 
@@ -220,11 +263,23 @@ class ServedModel:
         self.scheduler.set_policy(policy_of(self.plan, self.settings.batching))
 
     def _start_preprocess(self, preprocess: PreprocessPool, signature: Signature) -> None:
+        other = self._heir_of
+        if other is not None and self._fits(other, signature):
+            self.preprocess, self.preprocessor, self.owns_preprocess = other.preprocess, other.preprocessor, False
+            return
         try:
             self.preprocessor = build(self.settings.preprocess, signature)
             preprocess.start(signature)
         except StartupError as error:
             self._start_error = str(error)
+
+    def _fits(self, other: "ServedModel", signature: Signature) -> bool:
+        """Whether the preprocess step of another one does what this one needs: the start of processes is saved."""
+        return (
+            other.signature is not None
+            and other.signature.inputs == signature.inputs
+            and other.planned.preprocess_processes == self.planned.preprocess_processes
+        )
 
 
 def policy_of(plan: Plan, settings: BatchingSettings) -> BatchPolicy:

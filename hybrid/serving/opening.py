@@ -3,16 +3,26 @@
 Reads files; starts nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
 from hybrid.config import ModelSettings
 from hybrid.errors import ConfigError, StartupError
 from hybrid.planner.prepare import Prepared
+from hybrid.planner.types import PlanOverrides
 from hybrid.serving.sources import ModelSources, Stamp, read_all
 
-PlanFor = Callable[[Sequence[ModelSettings]], Prepared]
+
+class PlanFor(Protocol):
+    """Makes plans, by the profile and flags of the start unless others are given."""
+
+    def __call__(
+        self, models: Sequence[ModelSettings], *, profile: str | Path = ..., flags: PlanOverrides | None = ...
+    ) -> Prepared:
+        """Return a plan for each of the models."""
 
 
 class Opening(Struct, frozen=True):

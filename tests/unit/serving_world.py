@@ -7,7 +7,8 @@ from hybrid.config import ModelSettings
 from hybrid.errors import StartupError
 from hybrid.planner.types import Plan
 from hybrid.serving.counters import Counters
-from hybrid.serving.manager import Manager, Tools
+from hybrid.serving.lives import Tools
+from hybrid.serving.manager import Manager
 from hybrid.serving.repository import Repository
 from hybrid.serving.sources import ModelSources
 
@@ -16,6 +17,8 @@ class FakeModel:
     """Warms and stops when it is told to; `log` has what was done to all models, in order."""
 
     preprocess = None
+    owns_preprocess = True
+    why = ""
 
     def __init__(self, world, settings, plan, counters=None):
         self.world, self.settings, self.plan = world, settings, plan
@@ -89,7 +92,7 @@ class World:
     def served(self):
         return sorted(model.label for model in self.repository)
 
-    def _plan(self, models):
+    def _plan(self, models, standing=None):
         return tuple(plan_of(model) for model in models)
 
     def _make(self, settings, plan, counters):
