@@ -13,7 +13,7 @@ from msgspec import NODEFAULT, Struct, structs
 import hybrid.app  # noqa: F401  # defines errors of its own
 from hybrid.cli.main import COMMANDS
 from hybrid.config import Config, ModelSettings
-from hybrid.config_file import load_settings
+from hybrid.config_file import load_settings, load_toml
 from hybrid.engines import simulated_engine
 from hybrid.errors import HybridError, StartupError
 from hybrid.models.catalog import list_models
@@ -84,7 +84,16 @@ def test_every_key_of_a_profile_is_in_the_readme():
     text = section(README, "Profiles").split("```")[-1]
     named = {word for word in quoted(text) if re.fullmatch(r"[a-z_]+", word)}
     fields = {field.name for cls in (Match, PlanOverrides) for field in structs.fields(cls)}
-    assert named == fields | set(get_args(get_args(get_type_hints(PlanOverrides)["batching"])[0]))
+    words = [get_type_hints(cls)[key] for cls, key in ((Match, "gpu_kind"), (PlanOverrides, "batching"))]
+    assert named == fields | {word for hint in words for word in get_args(get_args(hint)[0])}
+
+
+def test_every_profile_is_in_the_readme():
+    files = {
+        path.stem: load_settings(ProfileFile, load_toml(path), str(path)) for path in (ROOT / "profiles").iterdir()
+    }
+    table = {code(row[0]): row[2] == "yes" for row in rows(section(README, "Profiles"))}
+    assert table == {name: content.match is not None for name, content in files.items()}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +115,8 @@ def test_every_option_is_in_the_readme():
     for verb, (module, _) in COMMANDS.items():
         known.add((verb, ""))
         command = getattr(import_module(module), verb)
-        known |= {(verb, p.opts[0]) for p in command.params if isinstance(p, click.Option)}
+        commands = [command, *command.commands.values()] if isinstance(command, click.Group) else [command]
+        known |= {(verb, p.opts[0]) for one in commands for p in one.params if isinstance(p, click.Option)}
     assert table == known
 
 
