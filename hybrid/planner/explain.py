@@ -11,6 +11,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from hybrid.facts import MachineFacts
+from hybrid.planner.explain_speed import cache_words, gpu_words, speed_json, speed_rows
+from hybrid.planner.measures import MachineSpeed
 from hybrid.planner.types import Plan, Profile
 
 WIDTH: Final = 100
@@ -57,8 +59,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def machine_json(machine: MachineFacts) -> dict[str, Any]:
-    """The machine facts under their fixed keys, ready for a JSON encoder."""
+def machine_json(machine: MachineFacts, speed: MachineSpeed | None = None) -> dict[str, Any]:
+    """The machine facts under their fixed keys, ready for a JSON encoder; `speed` is null when not measured."""
     return {
         "usable_cpus": machine.cpu.usable,
         "usable_cpus_reason": machine.cpu.reason,
@@ -77,6 +79,10 @@ def machine_json(machine: MachineFacts) -> dict[str, Any]:
         "isa": list(machine.isa),
         "numa_nodes": machine.numa_nodes,
         "gpus": [structs.asdict(gpu) for gpu in machine.gpus],
+        "gpu_note": machine.gpu_note,
+        "caches": [structs.asdict(cache) for cache in machine.caches],
+        "battery": machine.battery,
+        "speed": None if speed is None else speed_json(speed),
     }
 
 
@@ -89,19 +95,22 @@ def plan_table(plans: Sequence[Plan], machine: MachineFacts, profile: Profile | 
     return "\n\n".join(blocks)
 
 
-def machine_table(machine: MachineFacts) -> str:
-    """The facts that a plan depends on, one per line."""
+def machine_table(machine: MachineFacts, speed: MachineSpeed | None = None) -> str:
+    """The facts that a plan depends on, one per line; with what was measured where it was."""
     cores = "" if machine.physical_cores is None else f", {_count(machine.physical_cores, 'physical core')}"
     slow = f", {len(machine.efficiency_cpus)} of them slow" if machine.efficiency_cpus else ""
-    gpus = [f"{gpu.name} with {readable_bytes(gpu.memory_total_bytes)}" for gpu in machine.gpus]
+    gpus = [gpu_words(gpu, readable_bytes(gpu.memory_total_bytes)) for gpu in machine.gpus]
+    gpus += [machine.gpu_note] if machine.gpu_note else []
     lines = (
         ("cpus", f"{machine.cpu.usable} usable of {cpu_ranges(machine.cpu.cpus)}{cores}{slow}: {machine.cpu.reason}"),
         ("memory", f"{readable_bytes(machine.memory_limit_bytes)}, {machine.memory_source}"),
         ("processor", f"{machine.model_name} ({machine.architecture}), {_count(machine.numa_nodes, 'NUMA node')}"),
         ("instructions", ", ".join(machine.isa) or "unknown"),
-        ("gpus", "; ".join(gpus) or "none in use"),
+        ("caches", ", ".join(cache_words(cache, readable_bytes(cache.size_bytes)) for cache in machine.caches)),
+        ("gpus", ("" if machine.gpus else "none: ") + "; ".join(gpus) if gpus else "none"),
+        *(() if speed is None else speed_rows(speed)),
     )
-    return "\n".join(_line(key, text) for key, text in lines)
+    return "\n".join(_line(key, text) for key, text in lines if text)
 
 
 def readable_bytes(count: int) -> str:

@@ -106,15 +106,45 @@ class ModelProfile(Struct, frozen=True):
 
 
 class CoreRate(Struct, frozen=True):
-    """What `cores` CPUs do together: FLOP/s of single-precision matrix products, bytes/s of copying."""
+    """What `cores` CPUs do together: FLOP/s of single-precision matrix products, bytes/s read and written by copying.
+
+    Per second of CPU time: what neighbours take away is in `MachineSpeed.spin_share`.
+    """
 
     cores: int
     matrix_flops: float
     copy_bytes_per_s: float
 
 
+class SpinRate(Struct, frozen=True):
+    """CPU seconds per second that `busy` processes, busy all the time, got together."""
+
+    busy: int
+    received_cpus: float
+
+
+class RooflineRun(Struct, frozen=True):
+    """One number of cores to measure: the CPU of each thread, and the bytes that each copies at a time."""
+
+    cpus: tuple[int, ...]
+    copy_bytes: int
+
+
+class RooflineJob(Struct, frozen=True):
+    """What the measuring process is asked: `window_s` seconds for each part of each run."""
+
+    runs: tuple[RooflineRun, ...]
+    window_s: float
+
+
 class MachineSpeed(Struct, frozen=True):
-    """The roofline of this machine. `spin_share` is the CPU time that busy threads on all usable CPUs really got."""
+    """The roofline of this machine, at the moment of measuring.
+
+    `spin_share` is the part of a CPU that each of as many busy processes as there are usable CPUs really got, 0 to 1
+    (0 when not measured). `note` says what is missing or doubtful.
+    """
 
     spin_share: float
     rates: tuple[CoreRate, ...] = ()
+    spins: tuple[SpinRate, ...] = ()
+    note: str = ""

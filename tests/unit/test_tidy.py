@@ -37,7 +37,10 @@ CONTRACTS_OVER_ALL_MODULES = {
     "pure-batching": ("hybrid/batching", {"scheduler"}),
     "pure-planner": (
         "hybrid/planner",
-        {"cgroups", "gpus", "machine", "nvml", "prepare", "profile_files", "profiles", "topology"},
+        {
+            *("cgroups", "gpus", "lines", "machine", "nvml", "prepare", "profile_files", "profiles"),
+            *("roofline_child", "speed", "spin", "spinner", "topology"),
+        },
     ),
     "frontend-wire": (
         "hybrid/frontend",

@@ -1,0 +1,43 @@
+"""The program `python -m hybrid.planner.spinner`: is busy when told so, and says how much of a CPU it got.
+
+Started by `hybrid.planner.spin`. Imports next to nothing, because there is one process per CPU of the machine.
+"""
+
+import signal
+import sys
+import time
+
+#: A step of the loop takes a tenth of a microsecond; one this long was interrupted.
+_PAUSE_S = 5e-5
+
+
+def main() -> None:
+    """Answer each line `START SECONDS` (monotonic time) with the share of a CPU that was received, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks hears it too, and ends this process
+    print("ready", flush=True)
+    for line in sys.stdin:
+        start_s, seconds = map(float, line.split())
+        time.sleep(max(0.0, start_s - time.monotonic()))
+        print(_received(seconds), flush=True)
+
+
+def _received(seconds: float) -> float:
+    """Be busy for `seconds` and return the part of this time in which the loop really ran, 0 to 1.
+
+    The lower one of two readings: the kernel's count of CPU time, and the time without pauses. The kernel of a virtual
+    machine may not see that its host runs another guest; the pauses do not tell who caused them but miss none.
+    """
+    start_s = last_s = time.perf_counter()
+    cpu_start_s = time.process_time()
+    paused_s = 0.0
+    while last_s - start_s < seconds:
+        now_s = time.perf_counter()
+        if now_s - last_s > _PAUSE_S:
+            paused_s += now_s - last_s
+        last_s = now_s
+    wall_s = last_s - start_s
+    return max(0.0, min(1.0, (time.process_time() - cpu_start_s) / wall_s, 1.0 - paused_s / wall_s))
+
+
+if __name__ == "__main__":
+    main()
