@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from bench.planner_goodput import Goodput, Windows, goodput
+from bench.planner_quiet import Quiet, Watch
 from bench.report import machine_facts, show, spread, write
 from hybrid.load.payloads import PayloadSettings, for_model
 from hybrid.load.target import local
@@ -33,7 +34,7 @@ _PARALLEL: Final = ((1, 1), (2, 1), (1, 2))
 _BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _WAITS_MS: Final = (0.0, 5.0)
 _PASSES: Final = (Windows(2.0, 200, 5.0, 5), Windows(5.0, 600, 8.0, 6))
-_PAUSE_S: Final = 3.5  # others who share the machine get their turn
+_PAUSE_S: Final = 8.0  # others who share the machine get their turn
 _BUSY_S: Final = 5.0
 _NOT_FREE: Final = 75
 
@@ -46,6 +47,7 @@ class Row(Struct, frozen=True):
     found: Goodput
     wall_s: float
     at: str
+    quiet: Quiet
 
 
 def grid() -> tuple[Setting, ...]:
@@ -101,17 +103,19 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--through", default="")
     parser.add_argument("--passes", type=int, default=len(_PASSES))
-    parser.add_argument("--one", metavar="JSON", help="measure this configuration and append it to the rows")
+    parser.add_argument("--together", type=int, default=1, help="configurations that one COMMAND measures")
+    parser.add_argument("--these", metavar="JSON", help="measure these configurations and append them to the rows")
     parser.add_argument("--summary", metavar="NAME")
     arguments = parser.parse_args()
     if arguments.summary:
         summarise(arguments.summary, arguments.model, arguments.slo_ms, read_rows(arguments.rows))
-    elif arguments.one:
-        number, setting = msgspec.json.decode(arguments.one, type=tuple[int, Setting])
-        _measure_one(arguments.model, arguments.slo_ms, arguments.rows, number, setting)
+    elif arguments.these:
+        number, these = msgspec.json.decode(arguments.these, type=tuple[int, list[Setting]])
+        for setting in these:
+            _measure_one(arguments.model, arguments.slo_ms, arguments.rows, number, setting)
     else:
         for number in range(arguments.passes):
-            _sweep(arguments.model, arguments.slo_ms, arguments.rows, number, shlex.split(arguments.through))
+            _sweep(arguments, number)
 
 
 def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row]) -> None:
@@ -174,25 +178,30 @@ def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
     return (setting for setting in wanted if setting not in done)
 
 
-def _sweep(model: str, slo_ms: float, path: Path, number: int, through: Sequence[str]) -> None:
-    command = [*through, sys.executable, "-m", "bench.brute_force", model, "--slo-ms", f"{slo_ms:g}"]
-    for setting in _todo(read_rows(path), number):
-        one = msgspec.json.encode((number, setting)).decode()
-        while (code := subprocess.call([*command, "--rows", str(path), "--one", one])) == _NOT_FREE:
+def _sweep(arguments: argparse.Namespace, number: int) -> None:
+    path, slo_ms = arguments.rows, arguments.slo_ms
+    command = [*shlex.split(arguments.through), sys.executable, "-m", "bench.brute_force", arguments.model]
+    command += ["--slo-ms", f"{slo_ms:g}", "--rows", str(path)]
+    todo = _todo(read_rows(path), number)
+    while these := list(itertools.islice(todo, arguments.together)):
+        asked = msgspec.json.encode((number, these)).decode()
+        while (code := subprocess.call([*command, "--these", asked])) == _NOT_FREE:
             time.sleep(_BUSY_S)
         if code:
-            print(f"{setting}: ended with {code}", file=sys.stderr, flush=True)
+            print(f"{these}: ended with {code}", file=sys.stderr, flush=True)
         time.sleep(_PAUSE_S)
 
 
 def _measure_one(model: str, slo_ms: float, path: Path, number: int, setting: Setting) -> None:
     began_s = time.monotonic()
+    watch = Watch()
     found = measure(model, setting, slo_ms / 1e3, _PASSES[number])
-    row = Row(number, setting, found, time.monotonic() - began_s, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    quiet = watch.end()
+    row = Row(number, setting, found, time.monotonic() - began_s, time.strftime("%Y-%m-%dT%H:%M:%S"), quiet)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(row) + b"\n")
     shown = {"setting": options(setting), "goodput": round(found.rate_rps, 1), "sat": round(found.saturated_rps, 1)}
-    print(json.dumps(shown), f"{row.wall_s:.1f} s", flush=True)
+    print(json.dumps(shown), f"{row.wall_s:.1f} s", quiet, flush=True)
 
 
 if __name__ == "__main__":

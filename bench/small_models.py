@@ -1,8 +1,9 @@
-"""Small models for measurements, written as files: an encoder over ids, and a conv net, with random weights.
+"""Small models for measurements, written as files: an encoder over ids, a conv net and an MLP, with random weights.
 
 Small on purpose: 20,000 runs of each take minutes, while what they do to an engine's memory is what large ones do.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def conv_onnx(path: Path) -> str:
     ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])
     return _write(path, nodes, x, weights, ["n", 32])
+
+
+def mlp_onnx(path: Path, width: int = 1024, layers: int = 3) -> str:
+    """Rows x [n, 512] -> y [n, 64]: 11 MB of weights that every batch reads once, so batches pay."""
+    rng = np.random.default_rng(1)
+    sides = [512, *[width] * layers, 64]
+    weights, nodes, hidden = [], [], "x"
+    for layer, (rows, columns) in enumerate(pairwise(sides)):
+        values = rng.standard_normal((rows, columns), np.float32) * np.float32(np.sqrt(2.0 / rows))
+        weights.append(numpy_helper.from_array(values, f"w{layer}"))
+        last = layer == layers
+        nodes.append(helper.make_node("MatMul", [hidden, f"w{layer}"], ["y" if last else f"m{layer}"]))
+        if not last:
+            nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"r{layer}"]))
+        hidden = f"r{layer}"
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 512])
+    return _write(path, nodes, x, weights, ["n", 64])
 
 
 def conv_script(path: Path) -> str:
