@@ -3,22 +3,28 @@
 A virtual machine with neighbours may lose half of its speed for minutes, and nothing in a latency says so.
 """
 
+import os
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 import psutil
 from msgspec import Struct
 
-_SPEED_S: Final = 0.3
-_SIDE: Final = 384
+_SPEED_S: Final = 0.25
+_SIZE: Final = 16_384
 
 
 class Quiet(Struct, frozen=True):
-    """`speed_gflops` of matrix products before, `foreign_cpus` that others kept busy, `stolen_share` by the host."""
+    """What the machine computed just before and after, `foreign_cpus` that others kept busy, what the host stole.
 
-    speed_gflops: float
+    Speeds are in elements of a vector function per second on all CPUs together: only their ratios mean something.
+    """
+
+    speed_before: float
+    speed_after: float
     foreign_cpus: float
     stolen_share: float
 
@@ -27,7 +33,7 @@ class Watch:
     """Begins with a look at the speed; `end` says how it was since."""
 
     def __init__(self) -> None:
-        self._speed_gflops = _speed_gflops()
+        self._speed = speed()
         self._began_s = time.monotonic()
         self._host, self._own_s = psutil.cpu_times(), _own_cpu_s()
 
@@ -40,7 +46,7 @@ class Watch:
         )
         foreign = max(0.0, busy_s - (_own_cpu_s() - self._own_s)) / took_s
         stolen = (now.steal - self._host.steal) / (took_s * psutil.cpu_count())
-        return Quiet(round(self._speed_gflops, 2), round(foreign, 3), round(stolen, 4))
+        return Quiet(self._speed, speed(), round(foreign, 3), round(stolen, 4))
 
 
 def _own_cpu_s() -> float:
@@ -50,11 +56,19 @@ def _own_cpu_s() -> float:
     )
 
 
-def _speed_gflops() -> float:
-    left = np.random.default_rng(1).random((_SIDE, _SIDE), np.float32)
-    left @ left
-    runs, began_s = 0, time.perf_counter()
-    while time.perf_counter() - began_s < _SPEED_S:
-        left @ left
+def speed() -> float:
+    """Elements per second of a vector function on all usable CPUs, one thread each."""
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor() as threads:
+        runs = sum(threads.map(_spin, [began_s + _SPEED_S] * len(os.sched_getaffinity(0))))
+    return round(runs * _SIZE / (time.perf_counter() - began_s))
+
+
+def _spin(end_s: float) -> int:
+    values = np.random.default_rng(1).random(_SIZE, np.float32)
+    out = np.empty_like(values)
+    runs = 0
+    while time.perf_counter() < end_s:
+        np.exp(values, out=out)
         runs += 1
-    return runs * 2 * _SIDE**3 / (time.perf_counter() - began_s) / 1e9
+    return runs
