@@ -135,6 +135,8 @@ class PreprocessSettings(Settings, frozen=True):
     on_timeout: Literal["reject", "downgrade"] = "reject"
     cache_bytes: Count = 0  # of results; 0 keeps none
     processes: Positive | None = None
+    # Texts of a request up to so many bytes together are tokenised in the server process; 0: all go to the pool.
+    inline_bytes: Annotated[int, Meta(ge=0, le=1024)] = 192
     queue_items: Positive = 1024
     queue_bytes: Positive = 256 * 1024 * 1024
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
-from hybrid.errors import HybridError
+from hybrid.errors import BadRequest, HybridError, InferenceFailed
 from hybrid.preprocess.base import Row
 
 NEVER = float("inf")
@@ -98,3 +98,15 @@ class Task:
         self.cheap = len(items) == 1 and items[0][1] in items[0][0].cheap
         self.overran = False
         self.stopped = False  # overran because its process did not run at all: no row was too slow
+
+
+def row_name(name: str, index: int) -> str:
+    """Return what messages call a row of the input `name`."""
+    return f"row {index} of input `{name}`"
+
+
+def refusal(name: str, index: int, refused: Refused) -> HybridError:
+    """Return what the client is told whose row has no arrays."""
+    text = refused.text.removeprefix(f"input `{name}`: ")
+    kind = InferenceFailed if refused.ours else BadRequest
+    return kind(f"{row_name(name, index)}: {text}")

@@ -13,10 +13,11 @@ import msgspec
 from hybrid.config import PreprocessSettings
 from hybrid.errors import HybridError, NotReady
 from hybrid.messages import Signature
-from hybrid.preprocess.base import Row
+from hybrid.preprocess.base import Preprocessor, Row
 from hybrid.preprocess.cache import CacheStats, RowCache
 from hybrid.preprocess.crew import SILENT_S, Crew, Member
 from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
+from hybrid.preprocess.short import ShortTexts
 from hybrid.preprocess.stats import PreprocessStats, ProcessStats
 from hybrid.preprocess.tasks import TaskState
 from hybrid.preprocess.transfer import INLINE_BYTES, pack_items, unpack_rows
@@ -47,6 +48,7 @@ class PreprocessPool:
         self.crew = Crew(model, settings, hub, loop, clock, self)
         salt = msgspec.json.encode(settings)
         self._cache = RowCache(settings.cache_bytes, salt) if settings.cache_bytes else None
+        self._short = ShortTexts(settings, clock, self._cache)
         self._loop = loop
         self._clock = clock
         self._stopping = False
@@ -90,7 +92,7 @@ class PreprocessPool:
 
     def stats(self) -> PreprocessStats:
         """Return what telemetry shows of this pool."""
-        state = self.state
+        state, short = self.state, self._short
         cache = self._cache.stats() if self._cache is not None else CacheStats()
         members = tuple(
             ProcessStats(member.child.pid, member.ready, member.child.rss_bytes, member.child.cpu_s)
@@ -103,13 +105,13 @@ class PreprocessPool:
             busy=len(state.running),
             queued_items=state.queued_items,
             queued_bytes=state.queued_bytes,
-            jobs_n=state.jobs_n,
-            items_n=state.items_n,
-            failed_n=state.failed_n,
+            jobs_n=state.jobs_n + short.jobs_n,
+            items_n=state.items_n + short.items_n,
+            failed_n=state.failed_n + short.failed_n,
             timeouts_n=state.timeouts_n,
             downgraded_n=state.downgraded_n,
             restarts_n=self.crew.restarts_n,
-            busy_s=state.busy_s,
+            busy_s=state.busy_s + short.busy_s,
             cpu_s=self.crew.ended_cpu_s + sum(member.cpu_s for member in members),
             cache_hits_n=cache.hits_n,
             cache_misses_n=cache.misses_n,
@@ -119,6 +121,17 @@ class PreprocessPool:
         )
 
     # Requests ------------------------------------------------------------------------------------------------------
+
+    def at_once(self, items: Sequence[bytes], step: Preprocessor) -> Prepared | None:
+        """Preprocess a request here and now if it is quick to do; None when it must be submitted.
+
+        Raises:
+            BadRequest: a row is not what it should be.
+            NotReady: the pool is stopping.
+        """
+        if self._stopping:
+            raise NotReady("the server is shutting down")
+        return self._short.make(items, step)
 
     def submit(self, items: Sequence[bytes], deadline: float, on_done: Callable[[Prepared | HybridError], None]) -> Job:
         """Queue the rows of a request that are not in the cache.

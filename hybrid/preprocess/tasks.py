@@ -10,9 +10,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from hybrid.errors import BadRequest, DeadlineExceeded, HybridError, InferenceFailed, QueueFull, TooLarge, WorkerLost
+from hybrid.errors import BadRequest, DeadlineExceeded, HybridError, QueueFull, TooLarge, WorkerLost
 from hybrid.preprocess.base import Row
-from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits
+from hybrid.preprocess.job import NEVER, Job, Prepared, Refused, Task, TaskLimits, refusal, row_name
 
 
 class TaskState:
@@ -141,7 +141,7 @@ class TaskState:
             if job.closed:
                 continue
             if isinstance(outcome, Refused):
-                self._close(job, self._refusal(index, outcome))
+                self._close(job, refusal(self.limits.input, index, outcome))
             else:
                 self.downgraded_n += task.cheap
                 job.rows[index] = outcome
@@ -277,10 +277,5 @@ class TaskState:
         also = ", also in its cheaper form" if task.cheap else ""
         return BadRequest(f"{self._name(index)} took longer than {self.limits.item_timeout_s:g} s to preprocess{also}")
 
-    def _refusal(self, index: int, refused: Refused) -> HybridError:
-        text = refused.text.removeprefix(f"input `{self.limits.input}`: ")
-        kind = InferenceFailed if refused.ours else BadRequest
-        return kind(f"{self._name(index)}: {text}")
-
     def _name(self, index: int) -> str:
-        return f"row {index} of input `{self.limits.input}`"
+        return row_name(self.limits.input, index)

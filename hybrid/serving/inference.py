@@ -140,11 +140,17 @@ class Inference:
         return request.inputs[0]
 
     def _prepare(self, encoded: Tensor) -> None:
-        pool = self._model.preprocess
+        pool, step = self._model.preprocess, self._model.preprocessor
         assert pool is not None
+        assert step is not None
         self._refuse_oversized(len(encoded.array))
         items: list[bytes] = encoded.array.tolist()
-        self._job = pool.submit(items, self._deadline, self._on_prepared)
+        prepared = pool.at_once(items, step)
+        if prepared is None:
+            self._job = pool.submit(items, self._deadline, self._on_prepared)
+        else:
+            self._preprocess_s = prepared.seconds
+            self._enqueue_rows(prepared.rows)
 
     def _on_prepared(self, result: Prepared | HybridError) -> None:
         self._job = None
