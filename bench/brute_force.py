@@ -175,6 +175,7 @@ def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
     wanted = list(grid()) if number == 0 else best_third(rows)
     done = {row.setting for row in rows if row.number == number}
     random.Random(number).shuffle(wanted)
+    wanted.sort(key=lambda setting: setting.max_wait_ms)  # without waiting first: half of the grid is a whole one too
     return (setting for setting in wanted if setting not in done)
 
 
