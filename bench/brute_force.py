@@ -8,7 +8,6 @@ free. `python -m bench.brute_force MODEL --summary NAME --rows FILE` writes benc
 
 import argparse
 import itertools
-import json
 import random
 import shlex
 import subprocess
@@ -48,6 +47,14 @@ class Row(Struct, frozen=True):
     wall_s: float
     at: str
     quiet: Quiet
+
+
+class Job(Struct, frozen=True):
+    """Settings to measure one after the other, as part of pass `number`."""
+
+    number: int
+    windows: Windows
+    settings: tuple[Setting, ...]
 
 
 def grid() -> tuple[Setting, ...]:
@@ -110,9 +117,9 @@ def main() -> None:
     if arguments.summary:
         summarise(arguments.summary, arguments.model, arguments.slo_ms, read_rows(arguments.rows))
     elif arguments.these:
-        number, these = msgspec.json.decode(arguments.these, type=tuple[int, list[Setting]])
-        for setting in these:
-            _measure_one(arguments.model, arguments.slo_ms, arguments.rows, number, setting)
+        job = msgspec.json.decode(arguments.these, type=Job)
+        for setting in job.settings:
+            _measure_one(arguments.model, arguments.slo_ms, arguments.rows, job, setting)
     else:
         for number in range(arguments.passes):
             _sweep(arguments, number)
@@ -152,6 +159,17 @@ def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row]) -> None
     print(write(name, machine_facts(), summary))
 
 
+def run_job(model: str, slo_ms: float, rows: Path, through: str, job: Job) -> None:
+    """Have a child measure, under the command `through`; waits while that ends with 75, "not free"."""
+    command = [*shlex.split(through), sys.executable, "-m", "bench.brute_force", model, "--slo-ms", f"{slo_ms:g}"]
+    command += ["--rows", str(rows), "--these", msgspec.json.encode(job).decode()]
+    while (code := subprocess.call(command)) == _NOT_FREE:
+        time.sleep(_BUSY_S)
+    if code:
+        print(f"{job}: ended with {code}", file=sys.stderr, flush=True)
+    time.sleep(_PAUSE_S)
+
+
 def _line(row: Row) -> dict[str, Any]:
     best = row.found.best
     return {
@@ -180,29 +198,22 @@ def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
 
 
 def _sweep(arguments: argparse.Namespace, number: int) -> None:
-    path, slo_ms = arguments.rows, arguments.slo_ms
-    command = [*shlex.split(arguments.through), sys.executable, "-m", "bench.brute_force", arguments.model]
-    command += ["--slo-ms", f"{slo_ms:g}", "--rows", str(path)]
-    todo = _todo(read_rows(path), number)
+    todo = _todo(read_rows(arguments.rows), number)
     while these := list(itertools.islice(todo, arguments.together)):
-        asked = msgspec.json.encode((number, these)).decode()
-        while (code := subprocess.call([*command, "--these", asked])) == _NOT_FREE:
-            time.sleep(_BUSY_S)
-        if code:
-            print(f"{these}: ended with {code}", file=sys.stderr, flush=True)
-        time.sleep(_PAUSE_S)
+        job = Job(number, _PASSES[number], tuple(these))
+        run_job(arguments.model, arguments.slo_ms, arguments.rows, arguments.through, job)
 
 
-def _measure_one(model: str, slo_ms: float, path: Path, number: int, setting: Setting) -> None:
+def _measure_one(model: str, slo_ms: float, path: Path, job: Job, setting: Setting) -> None:
     began_s = time.monotonic()
     watch = Watch()
-    found = measure(model, setting, slo_ms / 1e3, _PASSES[number])
+    found = measure(model, setting, slo_ms / 1e3, job.windows, seed=job.number)
     quiet = watch.end()
-    row = Row(number, setting, found, time.monotonic() - began_s, time.strftime("%Y-%m-%dT%H:%M:%S"), quiet)
+    row = Row(job.number, setting, found, time.monotonic() - began_s, time.strftime("%Y-%m-%dT%H:%M:%S"), quiet)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(row) + b"\n")
-    shown = {"setting": options(setting), "goodput": round(found.rate_rps, 1), "sat": round(found.saturated_rps, 1)}
-    print(json.dumps(shown), f"{row.wall_s:.1f} s", quiet, flush=True)
+    shown = f"{found.rate_rps:.1f} good, {found.saturated_rps:.1f} saturated, {row.wall_s:.1f} s"
+    print(" ".join(options(setting)), shown, quiet, flush=True)
 
 
 if __name__ == "__main__":

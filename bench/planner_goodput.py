@@ -24,6 +24,8 @@ LATE_SHARE: Final = 0.01
 _CLIENTS: Final = 48
 _PAUSE_S: Final = 0.15  # the server drops what a rate that was given up has left behind
 _SETTLE_S: Final = 0.5
+_FIRST: Final = 0.92
+_DOWN: Final = (0.87, 0.8, 0.65, 0.5)
 _HEADROOM: Final = 1.15  # a closed loop with few clients may stay below what an open one reaches
 
 
@@ -91,8 +93,8 @@ def goodput(url: str, payloads: Sequence[Payload], slo_s: float, windows: Window
     low, high = 0.0, saturated.rps * _HEADROOM
     trials: list[RateTrial] = []
     for step in range(windows.steps):
-        # Most servers are good up to nine tenths of saturation, so that is where looking begins.
-        rate = saturated.rps * 0.92 if step == 0 else (low + high) / 2
+        # Most servers are good up to nine tenths of saturation, so looking begins there and goes down in growing steps.
+        rate = _next_rate(saturated.rps, low, high, step)
         trials.append(try_rate(url, payloads, rate, slo_s, windows.window_s(rate), seed))
         low, high = (rate, high) if trials[-1].passed else (low, rate)
     median_s = saturated.latency_at(0.5) or 0.0
@@ -116,6 +118,12 @@ def try_rate(
         trial = runner.run(_watch(spec, rate_rps))
     time.sleep(_PAUSE_S)
     return trial
+
+
+def _next_rate(saturated_rps: float, low: float, high: float, step: int) -> float:
+    if step == 0:
+        return saturated_rps * _FIRST
+    return (low + high) / 2 if low else high * _DOWN[min(step, len(_DOWN)) - 1]
 
 
 class _Watched(Generator):
