@@ -24,6 +24,7 @@
     ├── DeadlineExceeded             504  DEADLINE_EXCEEDED
     └── StartupError                 500  INTERNAL             exit 1
         ├── ConfigError              500  INTERNAL             exit 2
+        ├── load.target.Refused      500  INTERNAL             exit 1 (a server's answer to a question was an error)
         ├── app.ForcedExit           500  INTERNAL             exit 1 (a drain that left requests over)
         └── offline.report.JobFailed 500  INTERNAL             exit 1 (`hybrid batch` ended before its input)
 

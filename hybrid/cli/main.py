@@ -26,6 +26,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "infer": ("hybrid.cli.infer", "Send a text, an image or JSON to a running server."),
     "plan": ("hybrid.cli.plan", "Show how models would run on this machine, and why."),
     "baseline": ("hybrid.cli.baseline", "Measure a model as it is served now, and name what limits it."),
+    "tune": ("hybrid.cli.tune", "Find the setting that serves most within a latency objective."),
     "models": ("hybrid.cli.models", "List what can be served here."),
     "profile": ("hybrid.cli.profile", "List, show, choose and make profiles for kinds of machines."),
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),

@@ -58,7 +58,7 @@ class Generator:
         self._times: Iterator[Sending] = iter(())
         self._next: Sending | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._closed = self._stopped = False
 
     async def connect(self) -> None:
         """Open the first connections.
@@ -89,7 +89,8 @@ class Generator:
             self._wait_for_next()
         await self._done
         self._tally.unfinished_n = sum(shot.counts for shot in self._carriers.under_way())
-        return self._tally.result(spec.seconds, spec.lag_limit_s, time.process_time() - began_cpu_s)
+        cpu_s = time.process_time() - began_cpu_s
+        return self._tally.result(spec.seconds, spec.lag_limit_s, cpu_s, stopped=self._stopped)
 
     def close(self) -> None:
         """Close every connection and timer, whatever is under way."""
@@ -205,7 +206,11 @@ class Generator:
         now = time.monotonic()
         self._carriers.expire(now - self._spec.timeout_s)
         self._tally.connections_n = max(self._tally.connections_n, self._carriers.open_n)
-        if now >= self._end_s + self._spec.drain_s:
+        limit = self._spec.late_limit
+        if limit is not None and self._tally.late_n >= limit:
+            self._stopped = not self._done.done() or self._stopped
+            self._finish()
+        elif now >= self._end_s + self._spec.drain_s:
             self._finish()
         self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep)
 

@@ -29,6 +29,8 @@ class LoadResult(Struct, frozen=True, kw_only=True):
     their connection (or never got one), `unfinished_n` still open when the run ended. `in_window_n` answers of 200..299
     came before the window ended, `good_n` within `slo_s` of their intended time.
 
+    `stopped` when the run ended early, at its limit of late requests.
+
     `latency` is that of answers of 200..299 since their intended send time, and of timeouts, which took at least so
     long. `lag` is how late the generator itself was; its limit is `lag_limit_s`. A closed loop intends to send when it
     sends, so it has no lag.
@@ -53,6 +55,7 @@ class LoadResult(Struct, frozen=True, kw_only=True):
     processes_n: int = 1
     cpu_s: float = 0.0
     first_error: str = ""
+    stopped: bool = False
 
     @property
     def ok_n(self) -> int:
@@ -121,6 +124,7 @@ def merge(results: Sequence[LoadResult]) -> LoadResult:
         processes_n=sum(r.processes_n for r in results),
         cpu_s=sum(r.cpu_s for r in results),
         first_error=next((r.first_error for r in results if r.first_error), ""),
+        stopped=any(r.stopped for r in results),
         **{name: sum(getattr(r, name) for r in results) for name in sums},
     )
 
@@ -151,6 +155,7 @@ def as_json(result: LoadResult) -> dict[str, Any]:
         "lag_max_ms": _ms(result.lag_max_s),
         "lag_limit_ms": _ms(result.lag_limit_s),
         "void": result.void,
+        "stopped": result.stopped,
         "connections": result.connections_n,
         "processes": result.processes_n,
         "first_error": result.first_error,

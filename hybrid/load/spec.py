@@ -17,7 +17,9 @@ class LoadSpec(Struct, frozen=True, kw_only=True):
     """What to send, where and for how long: `warmup_s` that do not count, then a window of `seconds`.
 
     After the window, at most `drain_s` are waited for answers. `max_connections` bounds the connections and
-    `max_requests` all requests of one generator. `lag_limit_s` is the lag p99 above which the run is void.
+    `max_requests` all requests of one generator. `lag_limit_s` is the lag p99 above which the run is void. A generator
+    with a `late_limit` ends its run at so many requests that were not answered within `slo_s`: more would change no
+    verdict, and an overloaded server would keep its queue for the next run.
     """
 
     url: str
@@ -29,6 +31,7 @@ class LoadSpec(Struct, frozen=True, kw_only=True):
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     slo_s: Seconds | None = None
     lag_limit_s: Seconds = 0.002
+    late_limit: Annotated[int, Meta(ge=1)] | None = None
     max_connections: Annotated[int, Meta(ge=1, le=16_384)] = 1024
     max_requests: Annotated[int, Meta(ge=1)] = 10_000_000
 

@@ -13,7 +13,7 @@ class Tally:
         self._slo_s = slo_s
         self._closed = closed
         self._statuses: dict[int, int] = {}
-        self._timeouts_n = self._broken_n = self._in_window_n = self._good_n = 0
+        self._timeouts_n = self._broken_n = self._in_window_n = self._good_n = self._ended_n = 0
         self._latency, self._lag = Histogram(), Histogram()
         self._latency_max_s = self._lag_max_s = 0.0
         self._first_error = ""
@@ -25,6 +25,7 @@ class Tally:
 
     def answered(self, status: int, error: str, intended_s: float, now: float) -> None:
         """Count an answer; only those of 200..299 have a latency, or overload would look fast."""
+        self._ended_n += 1
         self._statuses[status] = self._statuses.get(status, 0) + 1
         if not 200 <= status < 300:
             self._first_error = self._first_error or f"{status} {error}".strip()
@@ -36,16 +37,23 @@ class Tally:
 
     def timed_out(self, limit_s: float) -> None:
         """Count a request that was given up; it took at least so long."""
+        self._ended_n += 1
         self._timeouts_n += 1
         self._took(limit_s)
         self._first_error = self._first_error or f"no answer within {limit_s:g} s"
 
     def broken(self, why: str) -> None:
         """Count a request whose connection was lost or never made."""
+        self._ended_n += 1
         self._broken_n += 1
         self._first_error = self._first_error or why
 
-    def result(self, seconds: float, lag_limit_s: float, cpu_s: float) -> LoadResult:
+    @property
+    def late_n(self) -> int:
+        """Requests that have ended and were not answered within the objective."""
+        return self._ended_n - self._good_n
+
+    def result(self, seconds: float, lag_limit_s: float, cpu_s: float, *, stopped: bool = False) -> LoadResult:
         """Return the counts at rest."""
         return LoadResult(
             mode="closed" if self._closed else "open",
@@ -66,6 +74,7 @@ class Tally:
             connections_n=self.connections_n,
             cpu_s=cpu_s,
             first_error=self._first_error,
+            stopped=stopped,
         )
 
     def _took(self, seconds: float) -> None:

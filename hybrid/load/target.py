@@ -11,9 +11,10 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import psutil
 
 from hybrid.errors import StartupError
@@ -25,6 +26,15 @@ _READY: Final = re.compile(r"ready on (https?://\S+)")
 _ANSWER_S: Final = 10.0
 _STOP_S: Final = 40.0
 _FOREIGN: Final = ("HYBRID_API_KEYS", "HYBRID_PORT", "HYBRID_GRPC_PORT")  # meant for the user's server, not for ours
+
+
+class Refused(StartupError):
+    """An answer that is an error. `answer_status` is its HTTP status, `words` what the server said."""
+
+    def __init__(self, message: str, answer_status: int, words: str) -> None:
+        super().__init__(message)
+        self.answer_status = answer_status
+        self.words = words
 
 
 class Target:
@@ -52,12 +62,12 @@ class Target:
             ConfigError: the answer is not that of the protocol.
             StartupError: no answer, or a refusal.
         """
-        return decode_metadata(self._get(f"/v2/models/{model}"))
+        return decode_metadata(self.call(f"/v2/models/{model}"))
 
     def snapshot(self) -> Snapshot | None:
         """Return the server's Snapshot; None where it has none."""
         try:
-            return decode(self._get("/hybrid/v1/snapshot"))
+            return decode(self.call("/hybrid/v1/snapshot"))
         except (StartupError, ValueError):
             return None
 
@@ -68,15 +78,28 @@ class Target:
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
-    def _get(self, path: str) -> bytes:
+    def call(
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = _ANSWER_S,
+    ) -> bytes:
+        """Return the answer to a GET, or with a body to a POST.
+
+        Raises:
+            Refused: the answer is an error, in the server's words.
+            StartupError: there is none.
+        """
+        request = urllib.request.Request(self.base + path, data=body, headers=dict(headers or {}))
         try:
-            with self._opener.open(self.base + path, timeout=_ANSWER_S) as answer:
+            with self._opener.open(request, timeout=timeout_s) as answer:
                 data: bytes = answer.read()
                 return data
         except urllib.error.HTTPError as error:
             with error:
-                text = error.read(300).decode(errors="replace")
-            raise StartupError(f"{self.base}{path}: {error.code} {text}") from error
+                text = error.read(2000).decode(errors="replace")
+            raise Refused(f"{self.base}{path}: {error.code} {text[:300]}", error.code, _words(text)) from error
         except OSError as error:
             raise StartupError(f"{self.base}: {getattr(error, 'reason', error)}") from error
 
@@ -97,6 +120,15 @@ def local(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
             yield Target(_await_ready(process, errors.fileno()), process.pid)
         finally:
             _end(process)
+
+
+def _words(text: str) -> str:
+    """What an error's body says, of ours or of others."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, object]).get("error", text)
+    except msgspec.DecodeError:
+        found = text
+    return str(found)[:300]
 
 
 def _await_ready(process: subprocess.Popen[str], errors: int) -> str:

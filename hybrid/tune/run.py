@@ -1,0 +1,100 @@
+"""A search from its beginning to its end: questions go to the journal or to the server, answers back to the search.
+
+Owns the order of things, the budget of time, and what is restored at the end. Must never know how progress is shown.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from hybrid.config import ModelSettings
+from hybrid.load.payloads import PayloadSettings
+from hybrid.load.target import Target, local
+from hybrid.tune.book import Steps
+from hybrid.tune.journal import Journal
+from hybrid.tune.search import search
+from hybrid.tune.seeds import Bounds
+from hybrid.tune.trial import Lab
+from hybrid.tune.values import Answer, Ask, Found, Outcome, Seen, Terms
+
+Show = Callable[[Ask, Seen | None], None]
+_DEVICE_INSTANCES: Final = 2
+
+
+def run_search(
+    lab: Lab, bounds: Bounds, terms: Terms, journal: Journal, limits: tuple[float, int], show: Show
+) -> Outcome:
+    """Search on a server; `limits` are the budget in seconds and the most settings to test.
+
+    `show` is called with a question when it begins, and with its answer when it is there.
+
+    Raises:
+        ConfigError, StartupError: as `search`, and when the server is gone.
+    """
+    budget_s, most = limits
+    began_s = time.monotonic()
+    steps = search(bounds, terms, budget_s, most)
+    found = _drive(steps, lab, journal, began_s + budget_s, show)
+    return Outcome(found, lab.plan(found.setting), time.monotonic() - began_s, journal.resumed_n)
+
+
+def bounds_of(lab: Lab, engines: tuple[str, ...], cpus: int, largest: int) -> Bounds:
+    """Return what may be tried on a server. Its own plan and what it really does set the limits.
+
+    `largest` is the largest batch to try on a CPU; elsewhere memory decides, and the plan knows how much there is.
+    """
+    served = lab.served
+    device = str(served.plan["device"])
+    own_device = device != "cpu"
+    alone = served.largest < int(served.plan["max_batch"]) or served.plan["batching"] == "off"
+    if alone:
+        largest = served.largest
+    elif own_device:
+        largest = int(served.plan["max_batch"])
+    instances = 1 if device == "simulated" else _DEVICE_INSTANCES
+    return Bounds(engines, cpus, max(1, largest), device, own_device, instances)
+
+
+@contextlib.contextmanager
+def own_lab(model: str, settings: ModelSettings, admin_token: str) -> Iterator[Lab]:
+    """Serve a model here while it is measured.
+
+    Raises:
+        StartupError: the server does not start.
+    """
+    image = settings.preprocess.image
+    payloads = PayloadSettings(image_inputs=(image.input,) if image is not None else ())
+    with local(model) as target:
+        yield Lab(target, settings.name, payloads, admin_token)
+
+
+@contextlib.contextmanager
+def running_lab(url: str, model: str, admin_token: str) -> Iterator[Lab]:
+    """Measure on a server that runs already, and leave it as it was, however this ends.
+
+    Raises:
+        ConfigError, StartupError: it does not answer, or does not serve the model.
+    """
+    lab = Lab(Target(url), model, PayloadSettings(), admin_token)
+    try:
+        yield lab
+    finally:
+        lab.restore()
+
+
+def _drive(steps: Steps[Found], lab: Lab, journal: Journal, ends_s: float, show: Show) -> Found:
+    try:
+        ask = next(steps)
+        while True:
+            show(ask, None)
+            seen = journal.known(ask)
+            if seen is None:
+                seen = lab.measure(ask)
+                journal.add(ask, seen)
+            show(ask, seen)
+            ask = steps.send(Answer(seen, ends_s - time.monotonic()))
+    except StopIteration as end:
+        found = end.value
+        assert isinstance(found, Found)
+        return found
