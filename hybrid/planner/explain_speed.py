@@ -39,7 +39,7 @@ def gpu_words(gpu: GpuFacts, memory: str) -> str:
     """One GPU in words; `memory` is its memory as text."""
     facts = [f"{gpu.name} with {memory}" if gpu.memory_total_bytes else f"{gpu.name}, memory unknown"]
     facts += ["shared with the host"] if gpu.integrated else []
-    facts += [f"MIG slice of {gpu.slices} units" if gpu.slices else "MIG slice"] if gpu.mig else []
+    facts += [f"MIG slice of size {gpu.slices}" if gpu.slices else "MIG slice"] if gpu.mig else []
     facts += [f"compute capability {gpu.compute_capability}"] if gpu.compute_capability else []
     facts += [f"driver {gpu.driver}"] if gpu.driver else []
     facts += [f"{gpu.power_limit_w:.0f} W"] if gpu.power_limit_w is not None else []

@@ -49,7 +49,7 @@ def test_version_and_help() -> None:
     assert all(verb in help_text.stdout for verb in ("serve", "plan", "models", "machine"))
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["machine"], ["nonsense"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["machine", "--quick"], ["nonsense"]], ids=" ".join)
 def test_what_needs_no_model_loads_neither_numpy_nor_an_engine(arguments: list[str]) -> None:
     code = (
         "import sys; from hybrid.cli.main import run; run(sys.argv[1:]); "
@@ -108,16 +108,16 @@ def test_models() -> None:
 
 
 def test_machine() -> None:
-    facts = json.loads(hybrid("machine", "--json").stdout)
+    facts = json.loads(hybrid("machine", "--quick", "--json").stdout)
     assert set(facts) >= {"usable_cpus", "memory_limit_bytes", "isa", "numa_nodes", "gpus"}
     assert 1 <= facts["usable_cpus"] <= (os.cpu_count() or 1)
-    assert "usable of" in hybrid("machine").stdout
+    assert "usable of" in hybrid("machine", "--quick").stdout
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None or not hasattr(os, "sched_getaffinity"), reason="needs taskset")
 def test_affinity_mask_counts() -> None:
     cpu = max(os.sched_getaffinity(0))
-    facts = json.loads(hybrid("machine", "--json", prefix=("taskset", "-c", str(cpu))).stdout)
+    facts = json.loads(hybrid("machine", "--quick", "--json", prefix=("taskset", "-c", str(cpu))).stdout)
     assert (facts["usable_cpus"], facts["cpu_ids"]) == (1, [cpu])
     if facts["online_cpus"] > 1:
         assert "affinity" in facts["usable_cpus_reason"]
