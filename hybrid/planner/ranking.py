@@ -1,0 +1,219 @@
+"""Every setting of the space, predicted and put in order; the best batch of each (instances, threads). Pure.
+
+Owns the rules of the two objectives. What has not been measured is told by the model, and says so by its doubt.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hybrid.planner.latency import Floats, LatencyModel, fit
+from hybrid.planner.measures import EngineProfile, Setting, Timing
+from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, replay, rough_goodput_rps
+from hybrid.planner.space import SearchQuestion, batches, pairs
+
+#: Without an objective of the user's: how much slower than one row alone the slowest in a hundred may be.
+SLOWEST_TIMES_SINGLE: Final = 10.0
+#: A larger batch must gain this much, or the smaller one is taken: it answers sooner and is kinder to neighbours.
+BATCH_GAIN: Final = 0.015
+#: For throughput, what a doubling of the batch must gain.
+DOUBLING_GAIN: Final = 0.05
+_REPLAYED_PAIRS: Final = 10
+_REPLAYED_BATCHES: Final = 6
+_WORTH_REPLAY: Final = 0.45
+
+
+class Rated(Struct, frozen=True):
+    """A setting with what it is predicted to carry: rows per second of goodput, or at most for throughput.
+
+    `batch_s` is the time of a full batch, `doubt` the relative standard error of that, `measured` whether such a batch
+    was timed. `p50_s` and `p99_s` are latencies at that rate; nan where nobody asked.
+    """
+
+    setting: Setting
+    rps: float
+    batch_s: float
+    doubt: float
+    measured: bool
+    p50_s: float = float("nan")
+    p99_s: float = float("nan")
+
+
+class Models(Struct, frozen=True):
+    """A fitted model per engine that has times, and the bound on the latency of the slowest in a hundred."""
+
+    question: SearchQuestion
+    timings: tuple[Timing, ...]
+    by_engine: dict[str, LatencyModel]
+    slo_s: float
+
+    def curve(self, setting: Setting) -> Floats:
+        """Times of batches of 1 to `max_batch` rows in this setting."""
+        model = self.by_engine[setting.engine]
+        engine = next(one for one in self.question.engines if one.engine == setting.engine)
+        if engine.fixed_rows is not None:
+            return np.full(setting.max_batch, model.seconds(setting.instances, setting.threads, engine.fixed_rows))
+        return model.curve(setting.instances, setting.threads, setting.max_batch)
+
+    def server(self, setting: Setting) -> Server:
+        """The setting as a queue sees it."""
+        return Server(self.curve(setting), setting.instances, setting.max_wait_ms / 1000.0)
+
+
+def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
+    """Fit what was measured.
+
+    Raises:
+        ValueError: there is no time at all.
+    """
+    fitted = {}
+    for engine in question.engines:
+        own = [one for one in timings if one.probe.engine == engine.engine and not one.failure]
+        if own:
+            fitted[engine.engine] = fit(own, question.cpus if engine.device == "cpu" else 4)
+    if not fitted:
+        raise ValueError("expected at least one measured time")
+    slo_s = question.slo_s or SLOWEST_TIMES_SINGLE * min(
+        model.seconds(instances, threads, engine.fixed_rows or 1)
+        for engine in question.engines
+        if (model := fitted.get(engine.engine)) is not None
+        for instances, threads in pairs(question, engine)
+        if instances == 1 or question.instances == instances
+    )
+    return Models(question, tuple(timings), fitted, slo_s)
+
+
+def rank(known: Models, rows: int = 4000) -> list[Rated]:
+    """The best batch of each (engine, instances, threads), best first.
+
+    Each is looked at roughly; only the most promising are replayed, and only these are returned, with the framework's
+    default (one instance, all threads) always among them.
+    """
+    groups = _groups(known)
+    return sorted(_best_batches(known, groups, rows), key=lambda one: -one.rps)
+
+
+def rate(known: Models, settings: Sequence[Setting], rows: int = 4000) -> list[Rated]:
+    """The settings as they stand, with their latencies at the rate that they carry."""
+    servers = [known.server(setting) for setting in settings]
+    rates = _values(known, servers, rows)
+    found = replay(servers, np.maximum(rates * (1.0 if known.question.objective == "latency" else 0.9), 1e-9))
+    return [
+        replace(_rated(known, setting, float(rates[n])), p50_s=float(found.p50_s[n]), p99_s=float(found.tail_s[n]))
+        for n, setting in enumerate(settings)
+    ]
+
+
+def default_setting(known: Models) -> Setting:
+    """One instance on all threads without batching: what a framework does by itself."""
+    engine = next(one for one in known.question.engines if one.engine in known.by_engine)
+    threads = max(threads for count, threads in pairs(known.question, engine) if count == 1 or known.question.instances)
+    return Setting(engine.engine, known.question.instances or 1, threads, engine.fixed_rows or 1, device=engine.device)
+
+
+def _groups(known: Models) -> list[list[Setting]]:
+    """The promising batches of each promising (engine, instances, threads)."""
+    found: list[tuple[float, list[Setting]]] = []
+    for engine in known.question.engines:
+        if engine.engine not in known.by_engine:
+            continue
+        for instances, threads in pairs(known.question, engine):
+            sizes = [b for b in batches(known.question, engine, instances) if not _failed(known, engine, instances, b)]
+            settings = [Setting(engine.engine, instances, threads, size, device=engine.device) for size in sizes]
+            if not settings:
+                continue
+            full = known.curve(settings[-1])
+            rough = [_rough(known, Server(full[: one.max_batch], instances)) for one in settings]
+            best = max(rough)
+            kept = [one for one, value in zip(settings, rough, strict=True) if value >= _WORTH_REPLAY * best]
+            found.append((best, kept))
+    found.sort(key=lambda pair: -pair[0])
+    first = default_setting(known)
+    is_default = [(one[0].engine, one[0].instances, one[0].threads) for _, one in found]
+    place = (first.engine, first.instances, first.threads)
+    keep = [settings for _, settings in found[:_REPLAYED_PAIRS]]
+    if place in is_default and is_default.index(place) >= _REPLAYED_PAIRS:
+        keep.append(found[is_default.index(place)][1])
+    return keep
+
+
+def _best_batches(known: Models, groups: list[list[Setting]], rows: int) -> list[Rated]:
+    thinned = [_thin(group) for group in groups]
+    flat = [setting for group in thinned for setting in group]
+    values = iter(_values(known, [known.server(setting) for setting in flat], rows))
+    found = []
+    for group in thinned:
+        rated = [(float(next(values)), setting) for setting in group]
+        if known.question.objective == "throughput":
+            value, setting = _before_the_knee(rated)
+        else:
+            best = max(value for value, _ in rated)
+            value, setting = next(pair for pair in rated if pair[0] >= (1.0 - BATCH_GAIN) * best)
+        found.append(_rated(known, setting, value))
+    return found
+
+
+def _before_the_knee(rated: list[tuple[float, Setting]]) -> tuple[float, Setting]:
+    """The last batch that a doubling, or what a step is of one, led to with its gain."""
+    chosen = rated[0]
+    for one in rated[1:]:
+        doublings = np.log2(one[1].max_batch / chosen[1].max_batch)
+        if one[0] >= chosen[0] * (1.0 + DOUBLING_GAIN) ** doublings:
+            chosen = one
+    return chosen
+
+
+def _thin(group: list[Setting]) -> list[Setting]:
+    """At most a few batches of a group, evenly over its range, the ends among them."""
+    if len(group) <= _REPLAYED_BATCHES:
+        return group
+    return [group[int(n)] for n in np.unique(np.round(np.linspace(0, len(group) - 1, _REPLAYED_BATCHES)).astype(int))]
+
+
+def _values(known: Models, servers: Sequence[Server], rows: int) -> Floats:
+    question = known.question
+    if question.objective == "throughput":
+        return np.array([server.instances * len(server.batch_s) / server.batch_s[-1] for server in servers])
+    return goodput_rps(servers, known.slo_s, question.quantile, rows)
+
+
+def _rough(known: Models, server: Server) -> float:
+    if known.question.objective == "throughput":
+        return server.capacity_rps * STABLE_SHARE
+    return rough_goodput_rps(server, known.slo_s, known.question.quantile)
+
+
+def _rated(known: Models, setting: Setting, value: float) -> Rated:
+    model = known.by_engine[setting.engine]
+    place = [np.array([float(one)]) for one in (setting.instances, setting.threads, setting.max_batch)]
+    return Rated(
+        setting=setting,
+        rps=value,
+        batch_s=float(known.curve(setting)[-1]),
+        doubt=float(model.doubts(*place)[0]),
+        measured=_measured(known, setting),
+    )
+
+
+def _measured(known: Models, setting: Setting) -> bool:
+    return any(
+        not one.failure
+        and (one.probe.engine, one.probe.instances, one.probe.threads)
+        == (setting.engine, setting.instances, setting.threads)
+        and setting.max_batch / 1.3 <= one.probe.rows <= setting.max_batch * 1.3
+        for one in known.timings
+    )
+
+
+def _failed(known: Models, engine: EngineProfile, instances: int, rows: int) -> bool:
+    """Whether fewer rows on no more instances had no time already."""
+    return any(
+        one.failure
+        and one.probe.engine == engine.engine
+        and one.probe.instances <= instances
+        and one.probe.rows <= rows
+        for one in known.timings
+    )

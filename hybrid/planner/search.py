@@ -1,0 +1,168 @@
+"""Which times to measure next, and which setting to take: few questions, asked where they tell most. Pure.
+
+Ask and tell: `next` says what to measure, `tell` takes the answers, `choice` is the best setting known so far. First
+come seeds at the corners of the space; then the settings that are predicted best are measured themselves, until the
+best one is, and nothing else could still be better. Measured times pull the model to them, so they win over predicted
+ones. Knows no process and no clock.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from hybrid.planner.latency import LatencyModel
+from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
+from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate
+from hybrid.planner.space import SearchQuestion, batches, pairs, space
+
+_SEED_ROWS: Final = (1, 8, 32)
+_DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
+_SHARE_MEASURED: Final = 0.10
+_FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
+_MOST: Final = 32
+_WIDTH: Final = 2
+_HOPE: Final = 1.0  # standard errors by which an unmeasured setting may be better than predicted
+_WORTH_ASKING: Final = 1.01
+_ALTERNATIVES: Final = 5
+_CAUTION: Final = 0.5
+
+
+class Choice(Struct, frozen=True):
+    """The setting to take and what it was weighed against.
+
+    `alternatives` are the best others, best first, `default` the framework's own way. `space` counts all settings,
+    `measured` the different times that were taken. `known` predicts any other setting.
+    """
+
+    setting: Setting
+    rated: Rated
+    alternatives: tuple[Rated, ...]
+    default: Rated
+    space: int
+    measured: int
+    known: Models
+
+
+class FixedBatch(Struct, frozen=True):
+    """The fastest way to run a given number of rows at once: `rows_each` on each of `instances`."""
+
+    instances: int
+    threads: int
+    rows_each: int
+    seconds: float
+
+
+class Search:
+    """A search over the space of `question`; the timings that its engines bring count as measured."""
+
+    def __init__(self, question: SearchQuestion) -> None:
+        self._question = question
+        self._timings = [timing for engine in question.engines for timing in engine.timings]
+        self._asked: set[Probe] = {timing.probe for timing in self._timings}
+        self._space = len(space(question))
+        share = int(_SHARE_MEASURED * self._space)
+        self._limit = max(_FEWEST * len(question.engines), min(share, _MOST))
+
+    def next(self) -> tuple[Probe, ...]:
+        """What to measure now, in an order that serves whoever runs it; empty when nothing more is worth it."""
+        seeds = [probe for engine in self._question.engines for probe in _seeds(self._question, engine)]
+        wanted = [probe for probe in seeds if probe not in self._asked]
+        if not self._timings and wanted:
+            return self._ask(wanted)
+        if all(timing.failure for timing in self._timings):
+            return ()
+        return self._ask(self._doubtful())
+
+    def tell(self, timings: Sequence[Timing]) -> None:
+        """Take in answers; those that nobody asked for count as well."""
+        self._timings.extend(timings)
+        self._asked.update(timing.probe for timing in timings)
+
+    def choice(self) -> Choice:
+        """The best setting by what is known.
+
+        Raises:
+            ValueError: nothing has been measured.
+        """
+        return choose(self._question, self._timings)
+
+    def _ask(self, probes: Sequence[Probe]) -> tuple[Probe, ...]:
+        asked = tuple(probes[: max(0, self._limit - len(self._asked))])
+        self._asked.update(asked)
+        return asked
+
+    def _doubtful(self) -> list[Probe]:
+        """The best unless it is measured, and those that may be better than it."""
+        if len(self._asked) >= self._limit:
+            return []
+        ranked = rank(models(self._question, self._timings))
+        best = ranked[0]
+        hopeful = sorted(ranked, key=lambda one: -one.rps * np.exp(_HOPE * one.doubt))
+        worth = [one for one in hopeful if one.rps * np.exp(_HOPE * one.doubt) > _WORTH_ASKING * best.rps]
+        probes = [_probe(one.setting) for one in (best, *worth) if not one.measured]
+        return [probe for probe in dict.fromkeys(probes) if probe not in self._asked][:_WIDTH]
+
+
+def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
+    """The best setting of `question` by these timings, which may have been taken for a larger share of CPUs.
+
+    Raises:
+        ValueError: there is no time at all.
+    """
+    known = models(question, timings)
+    ranked = sorted(rank(known), key=_cautious, reverse=True)
+    rated = rate(known, [default_setting(known), *(one.setting for one in ranked[: _ALTERNATIVES + 1])])
+    default, others = rated[0], rated[1:]
+    best = max(rated, key=_cautious)
+    rest = tuple(one for one in others if one.setting != best.setting)[:_ALTERNATIVES]
+    measured = len({timing.probe for timing in timings})
+    return Choice(best.setting, best, rest, default, len(space(question)), measured, known)
+
+
+def fixed_batch(model: LatencyModel, rows: int) -> FixedBatch:
+    """Split `rows` over instances so that the last part ends soonest; CPUs may stay idle."""
+    cpus = model.cpus
+    ways = [
+        (instances, threads, -(-rows // instances))
+        for instances in range(1, min(cpus, rows) + 1)
+        if instances == 1 or -(-rows // instances) < -(-rows // (instances - 1))  # one more must shorten the parts
+        for threads in range(1, cpus // instances + 1)
+    ]
+    table = np.array(ways, dtype=np.float64).T
+    times = model.times(table[0], table[1], table[2])
+    fastest = int(times.argmin())
+    return FixedBatch(*ways[fastest], seconds=float(times[fastest]))
+
+
+def _cautious(one: Rated) -> float:
+    return one.rps * float(np.exp(-_CAUTION * one.doubt))
+
+
+def _probe(setting: Setting) -> Probe:
+    return Probe(setting.engine, setting.instances, setting.threads, setting.max_batch, device=setting.device)
+
+
+def _seeds(question: SearchQuestion, engine: EngineProfile) -> Iterator[Probe]:
+    """The corners of the space: many workers and one worker on all threads, one row and many."""
+    allowed = pairs(question, engine)
+    widest = max(allowed, key=lambda pair: (pair[0] * pair[1], pair[0]))
+    fattest = max(allowed, key=lambda pair: (pair[0] * pair[1], pair[1]))
+    wanted = _DEVICE_SEED_ROWS if engine.device != "cpu" else _SEED_ROWS
+    corners: list[tuple[tuple[int, int], Sequence[int]]] = [(widest, wanted), (fattest, wanted)]
+    if engine.device != "cpu":
+        corners = [(allowed[0], wanted), *[(pair, (8, 32)) for pair in allowed[1:2]]]
+    elif question.cpus >= 4:
+        middle = min(allowed, key=lambda pair: (abs(np.log(pair[0] / pair[1])) - np.log(pair[0] * pair[1]), pair))
+        corners += [((1, 1), (1, 8)), (middle, (8,))]
+    seen = set()
+    for (instances, threads), sizes in corners:
+        if (instances, threads) not in allowed:
+            continue
+        limits = batches(question, engine, instances)
+        for size in sizes:
+            rows = max((limit for limit in limits if limit <= size), default=limits[0])
+            if (instances, threads, rows) not in seen:
+                seen.add((instances, threads, rows))
+                yield Probe(engine.engine, instances, threads, rows, device=engine.device)
