@@ -96,6 +96,14 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def careful_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The most careful measurement of each setting."""
+    careful: dict[Setting, Row] = {}
+    for row in sorted(rows, key=lambda row: row.number):
+        careful[row.setting] = row
+    return tuple(careful.values())
+
+
 def best_third(rows: Sequence[Row]) -> list[Setting]:
     """The settings that the first pass found best."""
     first = sorted((row for row in rows if row.number == 0), key=lambda row: -row.found.rate_rps)
@@ -127,10 +135,8 @@ def main() -> None:
 
 def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row]) -> None:
     """Print the best and write all, each configuration with its most careful measurement."""
-    careful: dict[Setting, Row] = {}
-    for row in sorted(rows, key=lambda row: row.number):
-        careful[row.setting] = row
-    ranked = sorted(careful.values(), key=lambda row: -row.found.rate_rps)
+    careful = careful_rows(rows)
+    ranked = sorted(careful, key=lambda row: -row.found.rate_rps)
     twice = _twice(rows)
     summary: dict[str, Any] = {
         "model": model,
