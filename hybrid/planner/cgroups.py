@@ -14,6 +14,7 @@ from msgspec import Struct
 _NO_LIMIT_BYTES: Final = 1 << 60
 #: No kernel can be built for so many; a range beyond is a damaged file, and must not fill the memory.
 _MOST_CPUS: Final = 1 << 16
+_MOST_DIGITS: Final = 20
 
 
 class CgroupLimits(Struct, frozen=True):
@@ -56,10 +57,17 @@ def parse_cpu_list(text: str) -> tuple[int, ...] | None:
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) > _MOST_CPUS:
+        lowest = parse_number(first)
+        highest = parse_number(last) if dash else lowest
+        if lowest is None or highest is None or highest > _MOST_CPUS:
             return None
-        cpus.update(range(int(first), int(last or first) + 1))
+        cpus.update(range(lowest, highest + 1))
     return tuple(sorted(cpus)) or None
+
+
+def parse_number(text: str) -> int | None:
+    """Parse a number that the kernel wrote, in up to 64 bits; None for anything else, signs included."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def read_text(path: Path) -> str | None:
@@ -79,18 +87,18 @@ def _quotas(root: Path) -> Iterator[tuple[float, str]]:
             name = "cpu.cfs_quota_us"
             quota = read_text(level.folder / name) or ""
             period = read_text(level.folder / "cpu.cfs_period_us") or ""
-        # "max" and -1 mean none and fail isdecimal; a missing period is the kernel's default of 100 ms.
-        if quota.isdecimal() and int(quota) > 0:
-            yield int(quota) / (int(period) if period.isdecimal() and int(period) > 0 else 100_000), level.source(name)
+        # "max" and -1 mean none and are no numbers; a missing period is the kernel's default of 100 ms.
+        if quota_us := parse_number(quota):
+            yield quota_us / (parse_number(period) or 100_000), level.source(name)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, str]]:
     # memory.high is left out on purpose: above it the kernel slows a group down, it does not refuse memory.
     for level in _levels(root, "memory"):
         name = "memory.max" if level.version == 2 else "memory.limit_in_bytes"
-        text = read_text(level.folder / name) or ""
-        if text.isdecimal() and 0 < int(text) < _NO_LIMIT_BYTES:
-            yield int(text), level.source(name)
+        limit_bytes = parse_number(read_text(level.folder / name) or "")
+        if limit_bytes and limit_bytes < _NO_LIMIT_BYTES:
+            yield limit_bytes, level.source(name)
 
 
 def _cpuset(root: Path) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from hybrid.facts import CpuBudget, MachineFacts
-from hybrid.planner.cgroups import CgroupLimits, parse_cpu_list, read_limits, read_text
+from hybrid.planner.cgroups import CgroupLimits, parse_cpu_list, parse_number, read_limits, read_text
 from hybrid.planner.gpus import GpuSurvey, survey_gpus
 from hybrid.planner.topology import battery, caches, core_groups, efficiency_cpus, numa_nodes
 
@@ -140,8 +140,8 @@ def _memory(root: Path, limits: CgroupLimits) -> tuple[int, str]:
 def _host_memory(root: Path) -> tuple[int, str]:
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
         fields = line.split()
-        if len(fields) >= 2 and fields[0] == "MemTotal:" and fields[1].isdecimal():
-            return int(fields[1]) * 1024, "host memory"
+        if len(fields) >= 2 and fields[0] == "MemTotal:" and (total_kib := parse_number(fields[1])):
+            return total_kib * 1024, "host memory"
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "host memory (as the C library reports it)"
 
 
@@ -151,8 +151,8 @@ def _cpuinfo(root: Path) -> dict[int, dict[str, str]]:
     current: dict[str, str] = {}
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "processor" and value.isdecimal():
-            current = processors.setdefault(int(value), {})
+        if key == "processor" and (cpu := parse_number(value)) is not None:
+            current = processors.setdefault(cpu, {})
         elif key:
             current[key] = value
     return processors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from hybrid.facts import CacheFacts
-from hybrid.planner.cgroups import parse_cpu_list, read_text
+from hybrid.planner.cgroups import parse_cpu_list, parse_number, read_text
 
 _CPUS: Final = "sys/devices/system/cpu"
 _NODES: Final = "sys/devices/system/node"
@@ -46,7 +46,7 @@ def efficiency_cpus(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
     if fast and slow:
         return tuple(cpu for cpu in cpus if cpu in slow)
     capacities = {cpu: read_text(root / _CPUS / f"cpu{cpu}" / "cpu_capacity") or "" for cpu in cpus}
-    numbers = {cpu: int(text) for cpu, text in capacities.items() if text.isdecimal()}
+    numbers = {cpu: number for cpu, text in capacities.items() if (number := parse_number(text)) is not None}
     largest = max(numbers.values(), default=0)
     return tuple(cpu for cpu in cpus if numbers.get(cpu, largest) < _SLOW_CORE_CAPACITY * largest)
 
@@ -74,10 +74,10 @@ def caches(root: Path, cpus: tuple[int, ...]) -> tuple[CacheFacts, ...]:
     sizes: dict[tuple[int, str], int] = {}
     for cpu in cpus:
         for folder in _numbered(root / _CPUS / f"cpu{cpu}" / "cache", "index"):
-            level, kind = read_text(folder / "level") or "", (read_text(folder / "type") or "").lower()
+            level, kind = parse_number(read_text(folder / "level") or ""), (read_text(folder / "type") or "").lower()
             size_bytes = _size_bytes(read_text(folder / "size") or "")
-            if level.isdecimal() and kind and size_bytes:
-                key = (int(level), kind)
+            if level is not None and kind and size_bytes:
+                key = (level, kind)
                 sizes.setdefault(key, size_bytes)
                 sharers.setdefault(key, set()).add(read_text(folder / "shared_cpu_list") or str(cpu))
     return tuple(CacheFacts(*key, sizes[key], len(sharers[key])) for key in sorted(sizes))
@@ -86,7 +86,7 @@ def caches(root: Path, cpus: tuple[int, ...]) -> tuple[CacheFacts, ...]:
 def _size_bytes(text: str) -> int:
     """A size as the kernel writes it, "32768K"; 0 for anything else."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
-    return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else 0
+    return (parse_number(number) or 0) * _UNITS.get(unit, 1)
 
 
 def _numbered(folder: Path, prefix: str) -> list[Path]:
