@@ -25,6 +25,7 @@ from hybrid.frontend.models_api import ModelsApi
 from hybrid.frontend.ops import Operations
 from hybrid.observe import Observer
 from hybrid.planner.explain import plan_json
+from hybrid.serving.hangup import Reread, has_terminal, plan_again
 from hybrid.serving.lives import Tools
 from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
@@ -62,6 +63,7 @@ class Blueprint(Struct, frozen=True):
     opening: Opening
     plan: PlanFor
     standing: Standing = Standing()
+    reread: Callable[[], Reread] | None = None  # for SIGHUP
     poll_s: float = 0.0
     strict: bool = False
 
@@ -81,6 +83,8 @@ class App:
         self.grpc_port: int | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.Future[None] | None = None
+        self._had_terminal = has_terminal()
+        self._rereading: set[asyncio.Task[None]] = set()
 
     async def run(self, on_ready: OnReady) -> None:
         """Serve until SIGTERM or SIGINT; `on_ready` is called with the ports once every model is warm.
@@ -93,6 +97,8 @@ class App:
         self._build(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it ignored
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         server = self._blueprint.server
         try:
             self.port = await self._http.start(server.host, server.port, server.tls)
@@ -106,7 +112,7 @@ class App:
                 raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
         finally:
             await self._kill()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     # Building ------------------------------------------------------------------------------------------------------
@@ -178,6 +184,15 @@ class App:
             (self._forced if self._signals else self._signalled).set()
             self._signals.append(number.name)
             self._signalled_at = now
+
+    def _on_hangup(self) -> None:
+        read = self._blueprint.reread
+        if read is None or (self._had_terminal and not has_terminal()):
+            self._on_signal(signal.SIGHUP)
+            return
+        task = self._loop.create_task(plan_again(self._manager, read))
+        self._rereading.add(task)  # the loop itself would let go of it
+        task.add_done_callback(self._rereading.discard)
 
     async def _stop(self) -> None:
         """Drain: every accepted request is answered, unless the time limit passes."""

@@ -111,6 +111,18 @@ def replace_setting(settings: T, key: str, value: object, where: str) -> T:
     return _replace(settings, key, value, where, "")
 
 
+def changed_keys(before: msgspec.Struct, after: msgspec.Struct, prefix: str = "") -> tuple[str, ...]:
+    """Return the dotted keys in which two values of one settings struct differ; never what they hold."""
+    found: list[str] = []
+    for name in before.__struct_fields__:
+        old, new = getattr(before, name), getattr(after, name)
+        if isinstance(old, msgspec.Struct) and type(old) is type(new):
+            found += changed_keys(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(prefix + name)
+    return tuple(found)
+
+
 def nearest(word: str, known: Mapping[str, Any] | list[str], prefix: str = "") -> str:
     """Return the second half of a message about an unknown name: the nearest known one, or all of them."""
     near = get_close_matches(word, list(known), n=1)

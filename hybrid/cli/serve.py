@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from hybrid.app import Blueprint, overlong_deadlines
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
 from hybrid.config import Config, ServerSettings
-from hybrid.config_file import load_config
+from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
 from hybrid.models.catalog import builtin_names
 from hybrid.planner.explain import plan_table
 from hybrid.planner.prepare import plan_here
 from hybrid.planner.types import PlanOverrides
+from hybrid.serving.hangup import Reread
 from hybrid.serving.opening import Opening, open_sources
 from hybrid.serving.replan import Standing
 from hybrid.serving.sources import ModelSources
@@ -84,7 +85,12 @@ def serve(
         "server.log_format": flags["log_format"],
     }
     config = load_config(config_file, os.environ, overrides)
-    _serve(config, _plan_overrides(flags))
+
+    def reread() -> Reread:
+        now = load_config(config_file, os.environ, overrides)
+        return Reread(now.profile, tuple(key for key in changed_keys(config, now) if key != "profile"))
+
+    _serve(config, _plan_overrides(flags), reread)
 
 
 def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
@@ -106,7 +112,7 @@ def _warnings(server: ServerSettings, opening: Opening) -> Iterator[str]:
         yield f"{name} is not served: {reason}"
 
 
-def _serve(config: Config, overrides: PlanOverrides) -> None:
+def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread]) -> None:
     folder = Path(config.repository).expanduser() if config.repository else None
     sources = ModelSources(config.models or (() if folder is not None else builtin_names()), folder)
     plan = partial(plan_here, profile=config.profile, flags=overrides)
@@ -137,6 +143,7 @@ def _serve(config: Config, overrides: PlanOverrides) -> None:
             opening,
             plan,
             Standing(config.profile, overrides),
+            reread,
             poll_s=config.repository_poll_s,
             strict=config.repository_strict,
         )

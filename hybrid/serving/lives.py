@@ -72,7 +72,7 @@ class Lives:
         try:
             for birth in births:
                 fresh.append(self.make(birth, "next"))
-                fresh[-1].start()
+                fresh[-1].start(gently=any(model.ready for model in self._repository))
                 await fresh[-1].wait_ready()
             warm = True
         finally:

@@ -143,9 +143,12 @@ class ServedModel:
             if learner.due(self._clock()):
                 self._learn(learner)
 
-    def start(self) -> None:
-        """Start the workers; returns at once. The preprocess step follows when the model's inputs are known."""
-        self.pool.start()
+    def start(self, *, gently: bool = False) -> None:
+        """Start the workers; returns at once. The preprocess step follows when the model's inputs are known.
+
+        `gently` spares those that serve meanwhile, and takes longer.
+        """
+        self.pool.start(gently=gently)
 
     async def wait_ready(self) -> None:
         """Wait until every seat is warmed once.

@@ -6,7 +6,7 @@ becomes an event, and only a broken engine ends the process.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,8 +118,8 @@ def _failed(command: wire.Run, error: EngineFailure | MemoryError) -> wire.Event
     return wire.RunFailed(command.batch_id, FailureKind.MEMORY.value, str(error) or "out of memory")
 
 
-def main() -> None:
-    """Serve until told to stop."""
+def main(warmed: Callable[[], None] = lambda: None) -> None:
+    """Serve until told to stop. `warmed` is called when the worker is about to say that it is ready."""
     sock = child.enter()
     start = wire.decode_command(wire.receive(sock))
     child.pin(start.cores)
@@ -136,6 +136,7 @@ def main() -> None:
         log.exception("cannot start")
         wire.send(sock, wire.StartFailed(f"{type(error).__name__}: {error}"[:4000]))
         return
+    warmed()
     wire.send(sock, worker[0].ready)
     if worker[0].overlaps:
         overlap.serve(sock, worker[0])

@@ -6,6 +6,8 @@ once, and gets every answer that arrived before. Nothing here waits on a child; 
 
 import asyncio
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -29,6 +31,8 @@ from hybrid.workers.seat import PoolCounts, Seat
 log = logging.getLogger("hybrid.workers")
 
 _TICK_S = 0.25
+_CPUS_PER_START = 4  # of workers that start beside others which serve: loading takes one CPU each
+_AT_ONCE, _GENTLY = "hybrid.workers.model_worker", "hybrid.workers.gently"
 
 
 class Output(Struct, frozen=True):
@@ -97,6 +101,7 @@ class WorkerPool:
         self._loop = loop
         self._clock = clock
         self._next_id = 0
+        self._later: deque[int] = deque()  # seats that wait for the start of others to be over
         self._stopping = False
         self._idle = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
@@ -105,10 +110,16 @@ class WorkerPool:
 
     # Life ----------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start a worker on every seat. Returns at once; `changed` is set whenever one becomes ready or fails."""
-        for seat in range(self.plan.instances):
-            self._start_member(seat)
+    def start(self, *, gently: bool = False) -> None:
+        """Start a worker on every seat. Returns at once; `changed` is set whenever one becomes ready or fails.
+
+        `gently` is for a start beside others that serve: few at a time, at a low priority until they are warm.
+        """
+        seats = list(range(self.plan.instances))
+        at_once = max(1, len(os.sched_getaffinity(0)) // _CPUS_PER_START) if gently else len(seats)
+        self._later = deque(seats[at_once:])
+        for seat in seats[:at_once]:
+            self._start_member(seat, gently=gently)
         self._ticked_at = self._clock()
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
 
@@ -198,7 +209,7 @@ class WorkerPool:
 
     # Workers -------------------------------------------------------------------------------------------------------
 
-    def _start_member(self, seat: int) -> None:
+    def _start_member(self, seat: int, *, gently: bool = False) -> None:
         if self._stopping:
             return
         plan = self.plan
@@ -231,7 +242,7 @@ class WorkerPool:
         descriptors = [fd for slot in start.slots for fd in (slot.inputs, slot.outputs)]
         environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         try:
-            member.child.spawn("hybrid.workers.model_worker", start, descriptors, environment, self._hub)
+            member.child.spawn(_GENTLY if gently else _AT_ONCE, start, descriptors, environment, self._hub)
         except OSError as error:
             member.child = None
             self._on_gone(member, End(f"cannot start a process: {error.strerror}"))
@@ -242,6 +253,8 @@ class WorkerPool:
         self._trouble = logging.ERROR
         self._enter(member, MemberState.READY)
         member.since = self._clock()
+        if self._later:
+            self._start_member(self._later.popleft(), gently=True)
         self._note_size(member, ready.rss_bytes)
         if self.listener is not None:
             self.listener.on_worker_ready(member.id, len(member.slots), ready)
@@ -350,7 +363,7 @@ class WorkerPool:
         log.warning("w%d of %s holds %d MiB, over its %d MiB: recycling", seat, self.model.name, rss, limit)
         self.counts.ends["recycled"] = self.counts.ends.get("recycled", 0) + 1
         self.seats[seat].last_end = f"recycled at {rss} MiB"
-        self._start_member(seat)
+        self._start_member(seat, gently=True)
 
     async def _wait_gone(self) -> None:
         while self.members:

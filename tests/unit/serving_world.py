@@ -3,12 +3,15 @@
 import asyncio
 from pathlib import Path
 
+from msgspec import structs
+
 from hybrid.config import ModelSettings
-from hybrid.errors import StartupError
-from hybrid.planner.types import Plan
+from hybrid.errors import ConfigError, StartupError
+from hybrid.planner.types import Plan, PlanOverrides
 from hybrid.serving.counters import Counters
 from hybrid.serving.lives import Tools
 from hybrid.serving.manager import Manager
+from hybrid.serving.replan import Standing
 from hybrid.serving.repository import Repository
 from hybrid.serving.sources import ModelSources
 
@@ -22,6 +25,7 @@ class FakeModel:
 
     def __init__(self, world, settings, plan, counters=None):
         self.world, self.settings, self.plan = world, settings, plan
+        self.planned = self.started_by = plan
         self.counters = counters or Counters()
         self.name, self.version = settings.name, settings.version
         self.label = f"{settings.name}/{settings.version}#{world.made_n}"
@@ -35,7 +39,7 @@ class FakeModel:
     def __repr__(self):
         return self.label
 
-    def start(self):
+    def start(self, gently=False):
         self.world.log.append(f"start {self.label}")
         if self.world.automatic:
             self.become_ready()
@@ -54,6 +58,16 @@ class FakeModel:
         await self.warm.wait()
         if self.error:
             raise StartupError(f"model {self.name} cannot start: {self.error}")
+
+    def inherit(self, other):
+        self.world.log.append(f"{self.label} heir of {other.label}")
+
+    def take_over(self, other):
+        self.world.log.append(f"{self.label} takes over from {other.label}")
+
+    def adopt(self, plan, why):
+        self.plan = self.planned = plan
+        self.why = why
 
     def drain(self):
         self.world.log.append(f"drain {self.label}")
@@ -93,7 +107,12 @@ class World:
         return sorted(model.label for model in self.repository)
 
     def _plan(self, models, standing=None):
-        return tuple(plan_of(model) for model in models)
+        """As the planner would, with the last word for what was fixed at run time. Profile "bad" does not exist."""
+        if standing is None:
+            return tuple(plan_of(model) for model in models)
+        if standing.profile == "bad":
+            raise ConfigError("unknown profile `bad`")
+        return tuple(fixed(plan_of(model), standing) for model in models)
 
     def _make(self, settings, plan, counters):
         self.made_n += 1
@@ -121,6 +140,14 @@ def plan_of(settings: ModelSettings) -> Plan:
         cores=((),),
         reasons={"instances": "", "cores": ""},
     )
+
+
+def fixed(plan: Plan, standing: Standing) -> Plan:
+    of_model = standing.by_model.get(plan.model, PlanOverrides())
+    for overrides in (standing.flags, standing.for_all, of_model):
+        given = {key: value for key, value in structs.asdict(overrides).items() if value is not None}
+        plan = structs.replace(plan, **given)
+    return plan
 
 
 async def turns(count=20):
