@@ -62,8 +62,8 @@ def conv_onnx(path: Path) -> str:
     return _write(path, nodes, x, weights, ["n", 32])
 
 
-def mlp_onnx(path: Path, width: int = 1024, layers: int = 3) -> str:
-    """Rows x [n, 512] -> y [n, 64]: 11 MB of weights that every batch reads once, so batches pay."""
+def mlp_onnx(path: Path, width: int = 2048, layers: int = 3) -> str:
+    """Rows x [n, 512] -> y [n, 64]: 39 MB of weights that every batch reads once, so batches pay."""
     rng = np.random.default_rng(1)
     sides = [512, *[width] * layers, 64]
     weights, nodes, hidden = [], [], "x"
