@@ -242,10 +242,20 @@ def engines_for(model: ModelSettings) -> tuple[str, ...]:
     return ENGINES_OF_SUFFIX.get(dot + suffix.lower(), ()) if stem else ()
 
 
+class PlannerSettings(Settings, frozen=True):
+    """Whether models are measured before they are planned, and where measurements are kept ("": the user's cache)."""
+
+    # auto: what is not known yet is measured at start. cached: only what is known counts. never: not even that.
+    measure: Literal["auto", "cached", "never"] = "auto"
+    probe_budget_s: PositiveSeconds = 20.0  # for each model
+    cache_folder: str = ""
+
+
 class Config(Settings, frozen=True):
     """Everything `hybrid serve` was told, from file, environment and flags, in that order."""
 
     server: ServerSettings = ServerSettings()
+    planner: PlannerSettings = PlannerSettings()
     models: tuple[str, ...] = ()
     profile: str = "auto"
     repository: str = ""  # a folder of models; "" = none

@@ -28,6 +28,7 @@ ENVIRONMENT: Final[dict[str, str]] = {
     "HYBRID_API_KEYS": "server.api_keys",
     "HYBRID_ADMIN_TOKEN": "server.admin_token",
     "HYBRID_LOG_LEVEL": "server.log_level",
+    "HYBRID_MEASURE": "planner.measure",
 }
 #: Values of these fields never appear in a message, whatever is wrong with them.
 SECRET_FIELDS: Final = frozenset({"api_keys", "admin_token"})

@@ -6,9 +6,11 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def no_settings_of_whoever_runs_the_tests(tmp_path_factory):
-    """A profile chosen on this machine would change every plan."""
+    """A profile chosen on this machine, or a measurement, would change every plan; and tests keep none for users."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HYBRID_MEASURE", "never")
         yield
 
 

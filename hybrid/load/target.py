@@ -114,6 +114,8 @@ def local(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
     command = [sys.executable, "-m", "hybrid.load.leashed", str(os.getpid()), "serve", model]
     command += ["--host", "127.0.0.1", "--port", "0", "--grpc-port", "-1", "--log-level", "warning", *options]
     env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    if env.get("HYBRID_MEASURE") != "never":
+        env["HYBRID_MEASURE"] = "cached"  # it is to be served as the user's server would be, but at once
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
         try:

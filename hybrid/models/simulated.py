@@ -59,6 +59,32 @@ DEVICES: Final[dict[str, tuple[str, SimulatedSettings]]] = {
             first_run_ms=500.0,
         ),
     ),
+    "gpu-141g": (
+        "the largest single GPU: memory for more rows than any objective wants",
+        SimulatedSettings(
+            fixed_ms=3.5,
+            per_row_ms=0.07,
+            noise=0.05,
+            memory_total_bytes=141 * _GIB,
+            memory_weights_bytes=2 * _GIB,
+            memory_per_row_bytes=_GIB // 4,
+            start_s=2.5,
+            first_run_ms=500.0,
+        ),
+    ),
+    "gpu-mig-10g": (
+        "a seventh of a large GPU: its compute and an eighth of its memory",
+        SimulatedSettings(
+            fixed_ms=5.0,
+            per_row_ms=0.7,
+            noise=0.05,
+            memory_total_bytes=10 * _GIB,
+            memory_weights_bytes=2 * _GIB,
+            memory_per_row_bytes=_GIB // 4,
+            start_s=2.0,
+            first_run_ms=500.0,
+        ),
+    ),
     "faulty": (
         "5 ms, and faults on demand by marker values in the input",
         SimulatedSettings(fixed_ms=5.0, faults=True),

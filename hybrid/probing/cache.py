@@ -1,0 +1,128 @@
+"""What was measured, kept between starts: one JSON file per machine and model.
+
+Owns the folder. Whatever is wrong with it (not there, not ours, broken, full) costs a new measurement and at most a
+warning: a cache must never keep a server from starting.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hybrid.config import ModelSettings
+from hybrid.planner.measures import EngineProfile, ModelProfile
+from hybrid.probing.fingerprint import file_digest, model_files, model_key
+
+_FORMAT: Final = 1
+_MEMO: Final = "files.json"
+
+
+class Record(Struct, frozen=True):
+    """A profile and the questions that it was made for. One that was asked before is answered without measuring.
+
+    `notes` say what a reader of the plan should know, by engine: why one was left out.
+    """
+
+    profile: ModelProfile
+    questions: tuple[str, ...] = ()
+    notes: dict[str, str] = {}
+    format: int = _FORMAT
+
+
+class FileMemo(Struct, frozen=True):
+    """The digest of a file as long as size and time of change (ns) are these."""
+
+    size: int
+    changed_ns: int
+    digest: str
+
+
+class Cache:
+    """The measurements in one folder. `warning` is the last thing that went wrong, "" while nothing has."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.warning = ""
+
+    def load(self, machine: str, digest: str) -> Record | None:
+        """Return what is known of a model on a machine; None when nothing is, or nothing that can be used."""
+        try:
+            record = msgspec.json.decode(self._path(machine, digest).read_bytes(), type=Record)
+        except (OSError, msgspec.DecodeError):
+            return None
+        profile = record.profile
+        if record.format != _FORMAT or (profile.machine, profile.digest) != (machine, digest):
+            return None
+        if not all(timing.failure or timing.seconds > 0 for engine in profile.engines for timing in engine.timings):
+            return None
+        return replace(record, profile=replace(profile, engines=tuple(map(_with_failures, profile.engines))))
+
+    def save(self, record: Record) -> None:
+        """Keep a record. JSON has no infinity, so failures are kept without a time."""
+        profile = record.profile
+        kept = replace(record, profile=replace(profile, engines=tuple(map(_without_infinity, profile.engines))))
+        data = msgspec.json.format(msgspec.json.encode(kept), indent=1)
+        self._write(self._path(profile.machine, profile.digest), data)
+
+    def digest(self, model: ModelSettings) -> str:
+        """Return the key of a model. A file that has not changed since it was last seen is not read again."""
+        memo = self._memo()
+        known: dict[str, FileMemo] = {}
+        for path in model_files(model):
+            try:
+                found = path.stat()
+                name = str(path.resolve())
+                old = memo.get(name)
+                if old is None or (old.size, old.changed_ns) != (found.st_size, found.st_mtime_ns):
+                    old = FileMemo(found.st_size, found.st_mtime_ns, file_digest(path))
+                known[name] = old
+            except OSError:
+                continue
+        if any(memo.get(name) != entry for name, entry in known.items()):
+            self._write(self._folder / _MEMO, msgspec.json.encode({**memo, **known}))
+        return model_key(model, tuple(entry.digest for entry in known.values()))
+
+    def _memo(self) -> Mapping[str, FileMemo]:
+        try:
+            return msgspec.json.decode((self._folder / _MEMO).read_bytes(), type=dict[str, FileMemo])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _path(self, machine: str, digest: str) -> Path:
+        return self._folder / f"{digest}-{machine}.json"
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a file whole or not at all: two servers may start at once, and a reader must see one of both."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=".tmp")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            self.warning = f"{path} cannot be written, so the next start measures again: {error.strerror}"
+
+
+def default_folder(environ: Mapping[str, str]) -> Path:
+    """Return where measurements are kept: below `$XDG_CACHE_HOME`, else below `~/.cache`."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    root = Path(base) if os.path.isabs(base) else Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    return root / "hybrid" / "probes"
+
+
+def _without_infinity(engine: EngineProfile) -> EngineProfile:
+    return replace(engine, timings=tuple(replace(t, seconds=0.0) if t.failure else t for t in engine.timings))
+
+
+def _with_failures(engine: EngineProfile) -> EngineProfile:
+    return replace(engine, timings=tuple(replace(t, seconds=float("inf")) if t.failure else t for t in engine.timings))

@@ -1,0 +1,81 @@
+"""Rows to measure with, as close to what the server will feed as can be known before the first request.
+
+A model with a preprocess step gets its example rows through that very step; others get made-up numbers. Knows no
+engine.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from hybrid.config import ModelSettings
+from hybrid.engines import warmup
+from hybrid.engines.base import Arrays, EngineFailure
+from hybrid.errors import HybridError
+from hybrid.messages import Signature
+from hybrid.preprocess.base import Preprocessor, Row
+from hybrid.preprocess.build import build
+
+#: Length of variable dimensions that nothing else tells: a sentence or two.
+USUAL_LENGTH: Final = 32
+#: Integers may be ids, flags or zero only: tried from the most telling to the safest.
+_INTEGER_LIMITS: Final = (100, 2, 1)
+
+
+class Feed:
+    """Makes inputs for one model. `length` is that of variable dimensions, 0 where there are none."""
+
+    def __init__(self, model: ModelSettings, signature: Signature, length: int) -> None:
+        self._signature = signature
+        self._limit = _INTEGER_LIMITS[0]
+        self._step, self._examples = _examples(model, signature)
+        self.variable = any(-1 in spec.shape[1:] for spec in signature.inputs)
+        text = model.preprocess.text is not None
+        if self._step is not None and text:
+            length = self._step.size(self._examples)
+        self.length = length if self.variable else 0
+
+    def rows(self, count: int) -> Arrays:
+        """Return `count` rows."""
+        if self._step is None:
+            return warmup.distinct_inputs(self._signature, count, self.length, self._limit)
+        rows = [self._examples[index % len(self._examples)] for index in range(count)]
+        return {tensor.name: tensor.array for tensor in self._step.assemble(rows)}
+
+    def settle(self, run: Callable[[Arrays, int], object], rows: int) -> None:
+        """Find rows that the model takes, by running some.
+
+        Raises:
+            EngineFailure: it takes none of them.
+        """
+        for limit in _INTEGER_LIMITS:
+            self._limit = limit
+            try:
+                run(self.rows(rows), rows)
+            except EngineFailure:
+                if self._step is None and limit != _INTEGER_LIMITS[-1]:
+                    continue
+                raise
+            return
+
+
+def _examples(model: ModelSettings, signature: Signature) -> tuple[Preprocessor | None, Sequence[Row]]:
+    """The preprocess step with the example rows that went through it; no step where either is missing.
+
+    Static batching gives rows a length of its own, which no example has.
+    """
+    static = model.batching.kind == "static" and bool(model.batching.pad_inputs)
+    if not model.example_rows or static:
+        return None, ()
+    try:
+        step = build(model.preprocess, signature)
+        if step is None:
+            return None, ()
+        return step, [step.row(_item(row, model.preprocess.image is not None)) for row in model.example_rows]
+    except (HybridError, binascii.Error):
+        return None, ()  # whoever serves the model says what is wrong with the step; time is the same without it
+
+
+def _item(row: str, image: bool) -> bytes:
+    return base64.b64decode(row) if image else row.encode()

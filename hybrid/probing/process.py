@@ -1,0 +1,140 @@
+"""The program of a probe process: load one engine as a model worker does, and run what it is told to.
+
+Runs in the child (`python -m hybrid.probing.process`). It answers with times and bytes; what they mean is for others.
+"""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from hybrid.engines.base import EngineFailure
+from hybrid.engines.pipeline import Pipeline
+from hybrid.engines.registry import load_engine
+from hybrid.errors import HybridError
+from hybrid.messages import FailureKind
+from hybrid.probing import messages
+from hybrid.probing.feed import Feed
+from hybrid.workers import child, wire
+
+_SHORTEST_S: Final = 500e-6  # batches below this are timed in groups: two clock readings and a tuple cost 0.5 us each
+_LONG_S: Final = 0.3  # what is done once is lost in a batch that takes this long
+_TEXT_LIMIT: Final = 1000
+_SAMPLE: Final = 1000
+
+
+class ProbeProcess:
+    """One loaded model."""
+
+    def __init__(self, start: messages.StartProbe) -> None:
+        began = time.perf_counter()
+        model = start.model
+        self._engine = load_engine(model, start.engine)
+        self._pipeline = Pipeline(self._engine, model.postprocess)
+        load_s = time.perf_counter() - began
+        self._tolerance = model.batching.tolerance
+        self._feed = Feed(model, self._pipeline.signature, start.length)
+        fixed = self._pipeline.max_rows
+        self._feed.settle(self._pipeline.run, fixed or 1)
+        self._warm_s = 0.0
+        self.loaded = messages.Loaded(load_s, self._feed.variable, self._feed.length, fixed)
+
+    def answer(self, command: messages.Command) -> messages.Answer:
+        """Do what the command says; what the engine refuses is an answer too."""
+        try:
+            if isinstance(command, messages.Check):
+                return self._check()
+            if isinstance(command, messages.Warm):
+                return self._warm(command.rows)
+            if isinstance(command, messages.Peak):
+                return self._peak(command.rows)
+            assert isinstance(command, messages.Time)
+            return self._time(command)
+        except (EngineFailure, MemoryError) as error:
+            return failed(error)
+
+    def _check(self) -> messages.Checked:
+        fault = self._pipeline.check_batchable(self._tolerance, self._feed.length) or ""
+        outputs = self._pipeline.run(self._feed.rows(1), 1)
+        numbers = {name: array for name, array in outputs.items() if array.dtype.kind in "biuf"}
+        sample = {name: tuple(array.ravel()[:_SAMPLE].astype(float).tolist()) for name, array in numbers.items()}
+        return messages.Checked(fault, sample)
+
+    def _warm(self, rows: int) -> messages.Warmed:
+        inputs = self._feed.rows(rows)
+        for _ in range(2):
+            began = time.monotonic()
+            self._pipeline.run(inputs, rows)
+            self._warm_s = time.monotonic() - began
+            if self._warm_s > _LONG_S:
+                break
+        return messages.Warmed(self._warm_s)
+
+    def _time(self, command: messages.Time) -> messages.Timed:
+        inputs, rows, run = self._feed.rows(command.rows), command.rows, self._pipeline.run
+        group = max(1, int(_SHORTEST_S / max(self._warm_s, 1e-7)))
+        batches: list[tuple[float, float]] = []
+        time.sleep(max(0.0, command.begin_at - time.monotonic()))
+        began = time.monotonic()
+        while began < command.end_at:
+            for _ in range(group):
+                run(inputs, rows)
+            ended = time.monotonic()
+            batches.append((began, ended))
+            began = ended
+        return messages.Timed(tuple(batches), group)
+
+    def _peak(self, rows: int) -> messages.Peaked:
+        inputs = self._feed.rows(rows)
+        _forget_peak()
+        self._pipeline.run(inputs, rows)
+        facts = self._engine.memory()
+        return messages.Peaked(_peak_rss_bytes() if facts.reserved is None else facts.reserved)
+
+
+def failed(error: BaseException) -> messages.Failed:
+    """What an exception is called on the wire."""
+    memory = isinstance(error, MemoryError) or (isinstance(error, EngineFailure) and error.kind is FailureKind.MEMORY)
+    return messages.Failed((str(error) or type(error).__name__)[:_TEXT_LIMIT], memory)
+
+
+def _forget_peak() -> None:
+    """Have the kernel count the peak of resident memory anew; where it refuses, the old one stays, which is safe."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass
+
+
+def _peak_rss_bytes() -> int:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return child.rss_bytes()
+
+
+def main() -> None:
+    """Answer commands until told to leave, or until nobody listens any more."""
+    sock = child.enter()
+    try:
+        start = messages.decode_command(wire.receive(sock))
+        child.pin(start.cores)
+        try:
+            probe = ProbeProcess(start)
+        except (HybridError, EngineFailure, MemoryError) as error:
+            sock.send(messages.encode(failed(error)))
+            return
+        sock.send(messages.encode(probe.loaded))
+        while True:
+            command = messages.decode_command(wire.receive(sock))
+            if isinstance(command, messages.Leave):
+                return
+            sock.send(messages.encode(probe.answer(command)))
+    except (wire.PeerGone, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    main()
