@@ -17,7 +17,7 @@ from hybrid.facts import MachineFacts
 from hybrid.frontend.http import HttpServer
 from hybrid.preprocess.stats import total
 from hybrid.serving.counters import Counters
-from hybrid.serving.manager import Manager
+from hybrid.serving.manager import CHANGING, Manager
 from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
 from hybrid.telemetry import snapshot as snap
@@ -65,6 +65,7 @@ class Observer:
         self._sequence += 1
         sample = self._sampler.sample(now, self._pids())
         state, why = self._state()
+        manager = self._manager
         return snap.Snapshot(
             boot_id=self._boot_id,
             seq=self._sequence,
@@ -79,6 +80,8 @@ class Observer:
             front=self._front(),
             models=tuple(self._models(now)),
             workers=tuple(worker for model in self._repository for worker in _workers(model, now)),
+            config_rev=sum(manager.replans.get(outcome, 0) for outcome in CHANGING),
+            replans=tuple(snap.Replans(outcome, n) for outcome, n in sorted(manager.replans.items())),
             memory=self._memory(sample) + self._engine_memory(),
             absent=sample.absent | _ABSENT,
             cost=snap.Cost(build_s=time.perf_counter() - began, bytes=self._last_bytes),
@@ -199,6 +202,7 @@ def _model(model: ServedModel, now: float) -> snap.Model:
             instances=plan.instances,
             threads=plan.threads_per_instance,
             device=plan.device,
+            source=model.why,
         ),
         restarts_n=sum(seat.restarts_n for seat in model.pool.counts.seats),
         worker_ends=tuple(snap.WorkerEnds(cause, n) for cause, n in sorted(model.pool.counts.ends.items())),

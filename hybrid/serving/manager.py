@@ -25,6 +25,8 @@ log = logging.getLogger("hybrid.serving")
 
 T = TypeVar("T")
 
+#: Outcomes of a re-plan after which something is otherwise.
+CHANGING: Final = ("batcher", "workers")
 _MAX_WAITING: Final = 32
 
 

@@ -59,6 +59,12 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec("hybrid_worker_up", "gauge", _MW, "1 when the process in this worker slot takes batches, else 0."),
     MetricSpec("hybrid_worker_restarts_total", "counter", _M, "Worker processes started again after an end."),
     MetricSpec("hybrid_worker_ends_total", "counter", ("model", "cause"), "Worker processes ended, by cause."),
+    MetricSpec(
+        "hybrid_replans_total",
+        "counter",
+        ("outcome",),
+        "Re-plans at run time by what came of them: unchanged, batcher, workers, refused, failed.",
+    ),
     MetricSpec("hybrid_worker_busy_seconds_total", "counter", _MW, "Seconds this worker slot spent executing batches."),
     MetricSpec("hybrid_process_resident_memory_bytes", "gauge", _RW, "Resident memory of one process of the server."),
     MetricSpec("hybrid_engine_memory_bytes", "gauge", ("worker", "kind"), "Memory by the engine's own account."),

@@ -127,6 +127,8 @@ class _Families(Collector):
 def _server(samples: _Samples, snapshot: Snapshot) -> None:
     samples.add("hybrid_build_info", 1, snapshot.version, platform.python_version())
     samples.add("hybrid_ready", int(snapshot.state == "ready"))
+    for entry in snapshot.replans:
+        samples.add("hybrid_replans_total", entry.n, entry.outcome)
 
 
 def _front(samples: _Samples, front: Front) -> None:

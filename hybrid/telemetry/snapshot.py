@@ -316,6 +316,13 @@ class Change(Struct, frozen=True, kw_only=True):
     state: Literal["trial", "kept", "reverted", "failed"]
 
 
+class Replans(Struct, frozen=True):
+    """How many re-plans at run time came to this: unchanged, batcher, workers (what they changed), refused, failed."""
+
+    outcome: str
+    n: int
+
+
 class Cost(Struct, frozen=True, kw_only=True):
     """What telemetry itself costs: seconds to build, bytes of the snapshot before, listeners and what they lost."""
 
@@ -326,7 +333,10 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """Everything at one moment. `state` is one of starting, ready, draining, stopped; `state_why` one sentence."""
+    """Everything at one moment. `state` is one of starting, ready, draining, stopped; `state_why` one sentence.
+
+    `config_rev` counts the re-plans that changed something.
+    """
 
     schema: Literal["hybrid.snapshot/1"] = SCHEMA
     boot_id: str
@@ -348,6 +358,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     memory: tuple[Mem, ...] = ()
     findings: tuple[Finding, ...] = ()
     changes: tuple[Change, ...] = ()
+    replans: tuple[Replans, ...] = ()
     soak: None = None
     absent: dict[str, str] = {}
     cost: Cost = Cost()

@@ -14,6 +14,7 @@ from hybrid.telemetry.snapshot import (
     Model,
     Outcomes,
     Released,
+    Replans,
     Responses,
     SizeClass,
     Snapshot,
@@ -105,6 +106,7 @@ def example_snapshot(**changes):
             Mem(owner="minilm/w0", role="worker", now=100),
             Mem(owner="minilm/w0", role="engine", signal="reserved", now=50),
         ),
+        "replans": (Replans("workers", 2), Replans("failed", 1)),
         "findings": (
             Finding(
                 code="D02",

@@ -30,6 +30,7 @@ hybrid_padding_ratio gauge model
 hybrid_worker_up gauge model worker
 hybrid_worker_restarts_total counter model
 hybrid_worker_ends_total counter model cause
+hybrid_replans_total counter outcome
 hybrid_worker_busy_seconds_total counter model worker
 hybrid_process_resident_memory_bytes gauge role worker
 hybrid_engine_memory_bytes gauge worker kind
@@ -126,6 +127,7 @@ def test_no_series_comes_twice_with_two_versions_of_a_model():
         ("hybrid_worker_up", {"model": "minilm", "worker": "w0"}, 1),
         ("hybrid_worker_up", {"model": "minilm", "worker": "w1"}, 0),
         ("hybrid_worker_ends_total", {"model": "minilm", "cause": "hang"}, 1),
+        ("hybrid_replans_total", {"outcome": "workers"}, 2),
         ("hybrid_process_resident_memory_bytes", {"role": "server", "worker": ""}, 300),
         ("hybrid_engine_memory_bytes", {"worker": "minilm/w0", "kind": "reserved"}, 50),
         ("hybrid_http_responses_total", {"status": "404"}, 5),
