@@ -70,8 +70,8 @@ def _cards(outcome: Outcome) -> str:
         (f"{found.rps:.4g} requests/s", f"goodput{slo}, {sure}" if found.slo_s is not None else "saturated throughput"),
         (f"{_ms(found.p99_s)} ms", "p99 at that rate"),
     ]
-    if found.gain_over_default is not None:
-        cards.append((f"{found.gain_over_default:.2f}x", "of one worker with all threads"))
+    if found.gain_over_default is not None and found.default is not None:
+        cards.append((f"{found.gain_over_default:.2f}x", f"of {setting_text(found.default)}"))
     cards.append((f"{measured_n(found)} of {found.space_n}", f"settings tested, in {outcome.took_s:.0f} s"))
     inside = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(text)}</span></div>' for value, text in cards

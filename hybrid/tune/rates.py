@@ -18,16 +18,18 @@ from hybrid.tune.stopping import QUANTILE, hopeless, judge, needed
 from hybrid.tune.values import Curve, Load, Seen, Terms, Trial
 
 _START: Final = 0.85  # of what a closed loop got
-_UP: Final = 1.12
-_DOWN: Final = 0.8
+_UP: Final = 0.12
+_DOWN: Final = 0.18
+_DOWN_MOST: Final = 0.3
 _CLOSE: Final = 1.05  # between a rate that holds and one that does not
-_STEPS: Final = 7
+_STEPS: Final = 9
 _BEATS: Final = 1.03
 _LATE_PLANNED: Final = 2  # as many may be late in a window of planned length
 _CONFIRM_LATE: Final = 5
 _CONFIRM_AT: Final = 0.97
-_CONFIRM_DOWN: Final = 0.94
-_CONFIRMS: Final = 5
+_CONFIRM_SHARE: Final = 0.5  # of the late requests that are allowed, where the rule does not decide: it must hold again
+_CONFIRM_DOWN: Final = 0.06
+_CONFIRMS: Final = 4
 _WINDOWS: Final = 4.0  # a rate's window is at most so many of the first round's
 _CONFIRM_WINDOWS: Final = 7.0
 _CURVE: Final = (0.25, 0.45, 0.65, 0.8, 0.92, 1.08, 1.2)
@@ -45,8 +47,11 @@ class Rate(Struct, frozen=True):
 
 
 class _Verdict(Struct, frozen=True):
+    """Whether a rate holds, whether that is certain, and whether it is more likely than not all the same."""
+
     holds: bool
     certain: bool
+    likely: bool
     seen: Seen
 
 
@@ -54,7 +59,7 @@ def planned_s(terms: Terms) -> tuple[float, float, float]:
     """Return how long the bisection, the confirmation and the curve take, about."""
     beside = 0.5
     return (
-        6 * (_WINDOWS * terms.window_s + beside),
+        7 * (_WINDOWS * terms.window_s + beside),
         1.5 * (_CONFIRM_WINDOWS * terms.window_s + beside),
         len(_CURVE) * (_CURVE_WINDOWS * terms.window_s + beside),
     )
@@ -78,34 +83,42 @@ class Rates:
         """
         self._seed = _RATE_SEED  # the same arrivals for every setting, but for their scale
         low: Rate | None = None
-        high_rps = math.inf
+        high_rps, held, failed, asked_twice = math.inf, 0, 0, False
         rate_rps = _START * closed_rps if beat_rps is None else _BEATS * beat_rps
         for step in range(_STEPS):
             verdict = yield from self._try(setting, rate_rps, single_s, f"rate {step + 1}: {rate_rps:.4g}/s")
             if verdict.holds:
-                low = Rate(rate_rps, verdict.seen, verdict.certain)
+                low, held = Rate(rate_rps, verdict.seen, verdict.certain), held + 1
+                high_rps = high_rps if rate_rps < high_rps else math.inf
             else:
-                high_rps = rate_rps
+                high_rps, failed = rate_rps, failed + 1
                 if beat_rps is not None and low is None:
                     return None
-            if (low is not None and high_rps / low.rps <= _CLOSE) or not self._book.time_for(0.0, "confirm"):
+            if not self._book.time_for(0.0, "confirm"):
                 break
-            rate_rps = _next(low.rps if low is not None else 0.0, high_rps)
+            rate_rps = _next(low.rps if low is not None else 0.0, high_rps, held, failed)
+            if low is not None and high_rps / low.rps <= _CLOSE:
+                if asked_twice:
+                    break
+                # A disturbance fails a rate as well as the server does, and would have ended the search below it.
+                rate_rps, asked_twice = high_rps, True
         return low
 
     def confirm(self, setting: Setting, rate: Rate, single_s: float | None) -> Steps[Rate | None]:
         """Measure a rate again for longer, lower where it does not hold: a largest one is the luckiest one, too."""
         self._seed = _CONFIRM_SEED
         rate_rps = _CONFIRM_AT * rate.rps
-        for _ in range(_CONFIRMS):
+        likely: Rate | None = None
+        for attempt in range(1, _CONFIRMS + 1):
             if not self._book.time_for(_CONFIRM_WINDOWS * self._terms.window_s):
-                return Rate(rate_rps, rate.seen, False)
+                return likely or Rate(rate_rps, rate.seen, False)
             text = f"confirming {rate_rps:.4g}/s"
             verdict = yield from self._try(setting, rate_rps, single_s, text, confirm=True)
             if verdict.holds:
                 return Rate(rate_rps, verdict.seen, verdict.certain)
-            rate_rps *= _CONFIRM_DOWN
-        return None
+            likely = Rate(rate_rps, verdict.seen, False) if verdict.likely else None
+            rate_rps *= 1.0 - _CONFIRM_DOWN * attempt
+        return likely
 
     def curve(self, setting: Setting, best: Trial | None, best_rps: float) -> Steps[Curve]:
         """Measure latency over rates around the best one; `best` is the trial there, which becomes a point of it."""
@@ -137,24 +150,26 @@ class Rates:
             n, late_n = n + seen.offered_n, late_n + seen.late_n
             why = exploded(seen, single_s)
             verdict = "fail" if seen.stopped or seen.failure or why or not n else judge(n, late_n)
-            self._book.mark(verdict, why or seen.failure)
+            self._book.mark(f"fail: {why or seen.failure}" if why or seen.failure else verdict)
             if verdict != "undecided" or not self._book.time_for(seconds):
                 break
-        in_time = n > 0 and late_n <= (1.0 - QUANTILE) * n
-        holds = verdict == "pass" or (verdict == "undecided" and in_time)
+        limit_n = (1.0 - QUANTILE) * n
+        likely = verdict == "pass" or (verdict == "undecided" and late_n <= limit_n)
+        holds = verdict == "pass" or (likely and (not confirm or late_n <= _CONFIRM_SHARE * limit_n))
         if verdict == "undecided":
             self._book.mark("pass, not certain" if holds else "fail, not certain")
-        return _Verdict(holds, verdict == "pass", seen)
+        return _Verdict(holds, verdict == "pass", likely, seen)
 
     def _next_seed(self) -> int:
         self._seed += 1
         return self._seed
 
 
-def _next(low_rps: float, high_rps: float) -> float:
+def _next(low_rps: float, high_rps: float, held: int, failed: int) -> float:
+    """The next rate: longer steps up while all rates hold, and down while none does; then the middle."""
     if math.isinf(high_rps):
-        return _UP * low_rps
-    return math.sqrt(low_rps * high_rps) if low_rps else _DOWN * high_rps
+        return (1.0 + _UP * max(1, held)) * low_rps
+    return math.sqrt(low_rps * high_rps) if low_rps else max(_DOWN_MOST, 1.0 - _DOWN * failed) * high_rps
 
 
 def _curve(trials: list[Trial]) -> Curve:

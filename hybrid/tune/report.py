@@ -78,8 +78,8 @@ def sentences(outcome: Outcome) -> Iterator[str]:
         )
     else:
         yield f"throughput {found.rps:.4g} requests/s with saturated clients (p99 {_text_ms(found.p99_s)})"
-    if found.gain_over_default is not None:
-        yield f"{found.gain_over_default:.2f}x of one worker with all threads, in the same round"
+    if found.gain_over_default is not None and found.default is not None:
+        yield f"{found.gain_over_default:.2f}x of {setting_text(found.default)}, in the same round"
     yield knee_text(found)
     yield f"{measured_n(found)} of {found.space_n} settings had a load test, in {outcome.took_s:.0f} s"
     if outcome.resumed_n:

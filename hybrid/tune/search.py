@@ -66,6 +66,7 @@ def search(bounds: Bounds, terms: Terms, budget_s: float, most: int = MOST) -> S
         trials=tuple(book.trials),
         space_n=len(settings),
         curve=best.curve,
+        default=default,
         gain_over_default=_gain(book, best.setting, default),
         single_s=single_s,
         notes=_notes(book),

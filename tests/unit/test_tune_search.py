@@ -1,0 +1,154 @@
+"""The search against servers on paper, whose best setting is known."""
+
+import pytest
+from tune_world import World
+
+from hybrid.errors import ConfigError, StartupError
+from hybrid.tune.search import search
+from hybrid.tune.seeds import Bounds, default_setting, space
+from hybrid.tune.values import Load, Terms
+
+BOUNDS = Bounds(("one",), 2)
+BUDGET_S = 240.0
+
+
+def two_cpus(setting, rows):
+    """Two workers of one thread cost each other a quarter; a second thread saves a third."""
+    crowd = 1.25 if setting.instances == 2 else 1.0
+    return crowd * (0.002 + 0.0075 * (0.35 + 0.65 / setting.threads) * rows)
+
+
+def found_by(world, terms, bounds=BOUNDS, budget_s=BUDGET_S):
+    return world.drive(search(bounds, terms, budget_s), budget_s)
+
+
+def goodput(world, setting, slo_s):
+    """The largest rate that holds, by long runs."""
+    low, high = 0.0, 400.0
+    for _ in range(7):
+        rate = (low + high) / 2
+        seen = world.see(setting, Load(40.0, rate_rps=rate, slo_s=slo_s, seed=7))
+        low, high = (rate, high) if seen.late_n <= 0.01 * seen.offered_n else (low, rate)
+    return low
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slo_s", [0.2, 0.05, 0.03])
+def test_it_finds_what_an_exhaustive_sweep_finds(slo_s):
+    world = World(two_cpus)
+    found = found_by(world, Terms(slo_s=slo_s))
+    best = max(goodput(world, s, slo_s) for s in space(BOUNDS, 0.007) if s.max_batch <= 16 and not s.max_wait_ms)
+    assert goodput(world, found.setting, slo_s) >= 0.95 * best
+    assert found.rps == pytest.approx(best, rel=0.15)
+    assert found.p99_s <= slo_s
+    assert world.spent_s <= BUDGET_S
+
+
+@pytest.fixture(scope="module")
+def found():
+    return found_by(World(two_cpus), Terms(slo_s=0.2))
+
+
+def test_few_of_many_settings_are_tried(found):
+    assert found.space_n == 33
+    tried = {trial.ask.setting for trial in found.trials if trial.ask.stage == "round"}
+    assert default_setting(BOUNDS) in tried
+    assert 5 <= len(tried) <= 10
+    assert len({s.instances * 10 + s.threads for s in tried}) == 3  # a wrong prediction of one shape costs a trial
+
+
+def test_the_halves_are_compared_under_one_crowd_and_for_twice_as_long(found):
+    rounds = [t.ask for t in found.trials if t.ask.stage == "round"]
+    for number in {ask.round for ask in rounds}:
+        assert len({(ask.load.clients, ask.load.seconds) for ask in rounds if ask.round == number}) == 1
+    first, second = ([a for a in rounds if a.round == number] for number in (1, 2))
+    assert len(second) <= len(first) / 2
+    assert second[0].load.seconds == 2 * first[0].load.seconds
+
+
+def test_everyone_that_fell_out_is_told_why(found):
+    out = {t.ask.setting: t.rejected for t in found.trials if t.rejected}
+    tried = {t.ask.setting for t in found.trials if t.ask.stage == "round"}
+    assert tried - out.keys() == {found.setting}
+    assert any("which is kept" in why for why in out.values())  # a larger batch that gains under 5 %
+
+
+def test_the_confirmation_uses_other_arrivals_and_comes_after(found):
+    seeds = {stage: {t.ask.load.seed for t in found.trials if t.ask.stage == stage} for stage in ("rate", "confirm")}
+    assert not seeds["rate"] & seeds["confirm"]
+    confirmed = [t for t in found.trials if t.ask.stage == "confirm"][-1]
+    assert confirmed.ask.load.rate_rps == found.rps
+    assert confirmed.verdict == "pass"
+    assert found.certain
+
+
+def test_the_curve_rises_to_both_sides_of_the_best_rate(found):
+    rates = [t.ask.load.rate_rps for t in found.curve.trials]
+    assert rates == sorted(rates)
+    assert 6 <= len(rates) <= 8
+    assert rates[0] < 0.3 * found.rps
+    assert rates[-1] > 1.1 * found.rps
+
+
+def test_an_objective_below_a_single_request_is_refused_with_the_figure():
+    with pytest.raises(ConfigError, match=r"--slo-p99-ms 5: a single request takes 7\.\d+ ms"):
+        found_by(World(two_cpus), Terms(slo_s=0.005))
+
+
+def test_an_objective_that_only_an_idle_server_holds_is_found_at_a_low_rate():
+    found = found_by(World(two_cpus), Terms(slo_s=0.015))
+    assert found.p99_s <= 0.015
+    assert found.rps < 60
+
+
+def test_without_an_objective_it_is_ten_times_a_single_request():
+    found = found_by(World(two_cpus), Terms())
+    assert found.slo_s == pytest.approx(10 * found.single_s)
+
+
+def test_throughput_takes_the_largest_batch_that_still_gains():
+    def device(setting, rows):
+        return 0.010 + 0.0005 * rows + (0.002 * (rows - 64) if rows > 64 else 0.0)
+
+    bounds = Bounds(("simulated",), 2, largest=256, device="simulated", own_device=True)
+    found = found_by(World(device), Terms("throughput"), bounds)
+    assert found.setting.max_batch == 64
+    assert found.rps == pytest.approx(64 / device(None, 64), rel=0.1)
+    assert {t.ask.stage for t in found.trials} == {"probe", "round", "curve"}
+
+
+def test_settings_that_cannot_run_fall_out():
+    world = World(two_cpus, refuse=lambda s: "no memory" if s.instances == 2 else "")
+    found = found_by(world, Terms(slo_s=0.2))
+    assert found.setting.instances == 1
+    assert all("no memory" in (t.rejected or t.verdict) for t in found.trials if t.ask.setting.instances == 2)
+
+
+def test_nothing_that_can_run_is_an_error_with_the_reason():
+    with pytest.raises(StartupError, match="no memory"):
+        found_by(World(two_cpus, refuse=lambda setting: "no memory"), Terms(slo_s=0.2))
+
+
+def test_a_small_budget_still_ends_with_a_result():
+    world = World(two_cpus)
+    found = found_by(world, Terms(slo_s=0.2), budget_s=45.0)
+    assert found.rps > 100
+    assert world.spent_s < 75.0  # the first round and one rate are always done
+    assert found_by(World(two_cpus), Terms(slo_s=0.2)).trials.__len__() > len(found.trials)
+
+
+def test_the_same_answers_lead_to_the_same_questions():
+    first, second = World(two_cpus), World(two_cpus)
+    for world in (first, second):
+        found_by(world, Terms(slo_s=0.2))
+    assert [(a.setting, a.load) for a in first.asked] == [(a.setting, a.load) for a in second.asked]
+    assert len({(a.setting, a.load) for a in first.asked}) == len(first.asked)  # each is a key of the journal
+
+
+def test_what_is_left_to_do_shrinks_to_nothing():
+    world = World(two_cpus)
+    found_by(world, Terms(slo_s=0.2))
+    left = [ask.left_s for ask in world.asked]
+    assert left == sorted(left, reverse=True)
+    assert left[0] > 100
+    assert left[-1] == 0
