@@ -11,7 +11,7 @@ from typing import Final
 from hybrid.planner.lines import Children, children
 from hybrid.planner.measures import SpinRate
 
-#: Three periods of a CPU quota, so that its stops are counted whole.
+#: Three periods of a usual CPU quota, so that its stops are counted whole.
 SPIN_S: Final = 0.3
 _PROGRAM: Final = "hybrid.planner.spinner"
 _LEAD_S: Final = 0.02
@@ -29,7 +29,7 @@ def measure_spin(counts: Sequence[int], seconds: float = SPIN_S) -> tuple[SpinRa
     They are processes because busy threads of one interpreter would wait for each other, and are not pinned: where the
     kernel puts busy processes is part of what they get.
     """
-    limit_s = _START_S + len(counts) * (seconds + 2 * _LEAD_S) * 2
+    limit_s = _START_S + len(counts) * (seconds + _LEAD_S) * 4
     spinners = children(_PROGRAM, max(counts, default=0), limit_s)
     if spinners is None:
         return ()
