@@ -9,9 +9,9 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
 
 from hybrid.clock import MonotonicClock
@@ -24,8 +24,7 @@ from hybrid.frontend.listen import affordable_bodies
 from hybrid.frontend.models_api import ModelsApi
 from hybrid.frontend.ops import Operations
 from hybrid.observe import Observer
-from hybrid.planner.explain import plan_json
-from hybrid.serving.hangup import Reread, has_terminal, plan_again
+from hybrid.serving.hangup import Hangup, Reread
 from hybrid.serving.lives import Tools
 from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
@@ -33,6 +32,7 @@ from hybrid.serving.opening import Opening, PlanFor
 from hybrid.serving.replan import Standing
 from hybrid.serving.repository import Repository
 from hybrid.serving.sources import ModelSources
+from hybrid.serving.stats import encoded_plans
 from hybrid.serving.watch import watch
 from hybrid.telemetry.logs import LogHub
 from hybrid.telemetry.metrics import render
@@ -83,8 +83,6 @@ class App:
         self.grpc_port: int | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.Future[None] | None = None
-        self._had_terminal = has_terminal()
-        self._rereading: set[asyncio.Task[None]] = set()
 
     async def run(self, on_ready: OnReady) -> None:
         """Serve until SIGTERM or SIGINT; `on_ready` is called with the ports once every model is warm.
@@ -97,8 +95,8 @@ class App:
         self._build(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it ignored
-            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        hangup = Hangup(loop, self._manager, self._blueprint.reread, partial(self._on_signal, signal.SIGHUP))
+        hangup.listen()
         server = self._blueprint.server
         try:
             self.port = await self._http.start(server.host, server.port, server.tls)
@@ -112,8 +110,9 @@ class App:
                 raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
         finally:
             await self._kill()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+            hangup.close()
 
     # Building ------------------------------------------------------------------------------------------------------
 
@@ -122,18 +121,17 @@ class App:
         self._loop = loop
         self._repository = Repository()
         self._manager = self._make_manager(loop)
-        operations = Operations(
+        self._operations = Operations(
             snapshot=lambda: self._observer.encoded(),
             metrics=lambda: render(self._observer.snapshot()),
-            plan=self._encoded_plan,
+            plan=lambda: encoded_plans(self._repository, self._clock()),
             loop=loop,
         )
-        self._operations = operations
         machine = blueprint.opening.prepared.machine
         admission = Admission(blueprint.server)
         limits = affordable_bodies(blueprint.server.http, machine.memory_limit_bytes)
         models_api = ModelsApi(self._manager, admission, loop)
-        self._handler = Handler(self._repository, admission, models_api, operations, loop)
+        self._handler = Handler(self._repository, admission, models_api, self._operations, loop)
         self._http = HttpServer(self._handler, limits)
         self._grpc = _grpc_server(blueprint.server, limits, self._repository, self._manager, admission)
         self._observer = Observer(
@@ -160,12 +158,6 @@ class App:
         manager.begin(list(zip(opening.models, opening.prepared.plans, strict=True)), opening.broken)
         return manager
 
-    def _encoded_plan(self) -> bytes:
-        now = self._clock()
-        return msgspec.json.encode(
-            [plan_json(m.plan) | {"why": m.why, "in_force_s": round(now - m.since_s, 3)} for m in self._repository]
-        )
-
     # Life ----------------------------------------------------------------------------------------------------------
 
     async def _wait_ready(self) -> None:
@@ -184,15 +176,6 @@ class App:
             (self._forced if self._signals else self._signalled).set()
             self._signals.append(number.name)
             self._signalled_at = now
-
-    def _on_hangup(self) -> None:
-        read = self._blueprint.reread
-        if read is None or (self._had_terminal and not has_terminal()):
-            self._on_signal(signal.SIGHUP)
-            return
-        task = self._loop.create_task(plan_again(self._manager, read))
-        self._rereading.add(task)  # the loop itself would let go of it
-        task.add_done_callback(self._rereading.discard)
 
     async def _stop(self) -> None:
         """Drain: every accepted request is answered, unless the time limit passes."""

@@ -17,7 +17,7 @@ from hybrid.facts import MachineFacts
 from hybrid.frontend.http import HttpServer
 from hybrid.preprocess.stats import total
 from hybrid.serving.counters import Counters
-from hybrid.serving.manager import CHANGING, Manager
+from hybrid.serving.manager import Manager
 from hybrid.serving.model import ServedModel
 from hybrid.serving.repository import Repository
 from hybrid.telemetry import snapshot as snap
@@ -65,7 +65,6 @@ class Observer:
         self._sequence += 1
         sample = self._sampler.sample(now, self._pids())
         state, why = self._state()
-        manager = self._manager
         return snap.Snapshot(
             boot_id=self._boot_id,
             seq=self._sequence,
@@ -80,8 +79,8 @@ class Observer:
             front=self._front(),
             models=tuple(self._models(now)),
             workers=tuple(worker for model in self._repository for worker in _workers(model, now)),
-            config_rev=sum(manager.replans.get(outcome, 0) for outcome in CHANGING),
-            replans=tuple(snap.Replans(outcome, n) for outcome, n in sorted(manager.replans.items())),
+            config_rev=self._manager.revision,
+            replans=tuple(snap.Replans(outcome, n) for outcome, n in sorted(self._manager.replans.items())),
             memory=self._memory(sample) + self._engine_memory(),
             absent=sample.absent | _ABSENT,
             cost=snap.Cost(build_s=time.perf_counter() - began, bytes=self._last_bytes),
@@ -115,8 +114,7 @@ class Observer:
         http = self._http.stats()
         models = [model for model, _ in self._manager.alive()]
         pools = [model.preprocess.stats() for model in models if model.preprocess is not None and model.owns_preprocess]
-        ledger = self._manager.ledger
-        pre = total((ledger.preprocess, *pools))
+        pre = total((self._manager.ledger.preprocess, *pools))
         return snap.Front(
             inflight=self._inflight(),
             conns=http.connections,
@@ -133,7 +131,7 @@ class Observer:
             pre_cache_misses_n=pre.cache_misses_n,
             pre_cache_bytes=sum(pool.cache_bytes for pool in pools),
             bytes_queued=http.body_bytes + sum(model.scheduler.state.held_bytes for model in models),
-            outcomes=_sum_outcomes([counters.tally.outcomes() for counters in ledger]),
+            outcomes=_sum_outcomes([counters.tally.outcomes() for counters in self._manager.ledger]),
             http=snap.Http(
                 requests_n=http.requests_n,
                 accepted_n=http.accepted_connections_n,

@@ -6,6 +6,7 @@ Owns the difference between the two. Must never know how settings are read: that
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -24,13 +25,36 @@ class Reread(Struct, frozen=True):
     later: tuple[str, ...] = ()
 
 
-def has_terminal() -> bool:
-    """Whether this process belongs to a terminal. One that it belonged to is gone after it was closed."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
+class Hangup:
+    """Listens for SIGHUP, unless it was told to ignore it, as `nohup` does. `leave` is called for a closed terminal."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        manager: Manager,
+        read: Callable[[], Reread] | None,
+        leave: Callable[[], None],
+    ) -> None:
+        self._loop, self._manager, self._read, self._leave = loop, manager, read, leave
+        self._had_terminal = _has_terminal()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self) -> None:
+        """Hear the signal from now on."""
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._loop.add_signal_handler(signal.SIGHUP, self._heard)
+
+    def close(self) -> None:
+        """Hear it no more."""
+        self._loop.remove_signal_handler(signal.SIGHUP)
+
+    def _heard(self) -> None:
+        if self._read is None or (self._had_terminal and not _has_terminal()):
+            self._leave()
+            return
+        task = self._loop.create_task(plan_again(self._manager, self._read))
+        self._tasks.add(task)  # the loop itself would let go of it
+        task.add_done_callback(self._tasks.discard)
 
 
 async def plan_again(manager: Manager, read: Callable[[], Reread]) -> None:
@@ -45,3 +69,12 @@ async def plan_again(manager: Manager, read: Callable[[], Reread]) -> None:
         log.warning("SIGHUP: `%s` has changed; it takes effect at the next start", key)
     if not any(one.changed for one in done):
         log.info("SIGHUP: profile %s; every plan stays as it is", found.profile)
+
+
+def _has_terminal() -> bool:
+    """Whether this process belongs to a terminal. One that it belonged to is gone after it was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

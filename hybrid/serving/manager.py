@@ -11,22 +11,21 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from hybrid.config import ModelSettings
-from hybrid.errors import BadRequest, ConfigError, HybridError, LoadFailed, NotFound, NotReady, QueueFull, StartupError
+from hybrid.errors import BadRequest, HybridError, LoadFailed, NotFound, NotReady, QueueFull, StartupError
 from hybrid.planner.types import Plan
 from hybrid.protocol.oip_meta import IndexEntry
 from hybrid.serving.beside import beside
 from hybrid.serving.lives import Birth, Lives, Tools
 from hybrid.serving.model import ServedModel
-from hybrid.serving.replan import Replanned, Standing, Step, Wish, step_of
+from hybrid.serving.replan import Replanned, Standing, Wish
 from hybrid.serving.repository import Repository
 from hybrid.serving.sources import ModelSources, Stamp
+from hybrid.serving.switch import Switch
 
 log = logging.getLogger("hybrid.serving")
 
 T = TypeVar("T")
 
-#: Outcomes of a re-plan after which something is otherwise.
-CHANGING: Final = ("batcher", "workers")
 _MAX_WAITING: Final = 32
 
 
@@ -167,6 +166,11 @@ class Manager:
         known = {entry.name for entry in entries}
         return entries + [IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names if name not in known]
 
+    @property
+    def revision(self) -> int:
+        """How many re-plans have changed something."""
+        return self.replans.get("batcher", 0) + self.replans.get("workers", 0)
+
     # For the observer ----------------------------------------------------------------------------------------------
 
     def alive(self) -> list[tuple[ServedModel, str]]:
@@ -237,52 +241,11 @@ class Manager:
 
     async def _replan(self, wish: Wish) -> tuple[Replanned, ...]:
         async with self._turn:
-            served = list(self._repository)
-            meant = [model for model in served if wish.model in (None, model.name)]
-            if wish.model is not None and not meant:
-                raise NotFound(f"no model named {wish.model!r} is served")
             standing = self.standing.changed(wish)
-            try:
-                plans = await asyncio.to_thread(self._anew, meant, served, standing)
-            except ConfigError as error:
-                raise BadRequest(str(error)) from error
-            steps = [step_of(model, plan) for model, plan in zip(meant, plans, strict=True)]
-            old = [step.model for step in steps if step.needs_workers]
-            births = [
-                Birth(step.model.settings, step.plan, wish.text, step.model) for step in steps if step.needs_workers
-            ]
-            try:
-                fresh = await self._lives.warm(births)
-            except (StartupError, OSError) as error:
-                raise LoadFailed(f"{error}; the plan before stays in force") from error
+            switch = Switch(self._repository, self._lives, self._tools)
+            await switch.prepare(wish, standing)
             self.standing = standing
-            heirs = dict(zip(old, fresh, strict=True))
-            self._put_in_force(steps, heirs, wish.text)
-            await self._lives.retire(old)
-            return tuple(Replanned(heirs.get(s.model, s.model).plan, s.changed, s.needs_workers) for s in steps)
-
-    def _anew(self, meant: Sequence[ServedModel], served: Sequence[ServedModel], standing: Standing) -> list[Plan]:
-        """Return new plans of those that are meant; the others go on by theirs. Runs in a thread: it reads files."""
-        rest = [model for model in served if model not in meant]
-        plans = self._tools.plan([model.settings for model in (*rest, *meant)], standing)
-        running, proposed = [model.plan for model in rest], plans[: len(rest)]
-        return [beside(plan, running, proposed) for plan in plans[len(rest) :]]
-
-    def _put_in_force(self, steps: Sequence[Step], heirs: dict[ServedModel, ServedModel], why: str) -> None:
-        """Change everything in one step of the loop: nothing waits in here."""
-        for step in steps:
-            if not step.needs_workers:
-                step.model.adopt(step.plan, why)
-        for name in dict.fromkeys(model.name for model in heirs):
-            versions = [heirs.get(model, model) for model in self._repository if model.name == name]
-            self._repository.publish(name, versions)
-            self._lives.served(name, versions)
-        for old, heir in heirs.items():
-            heir.take_over(old)
-        for step in steps:
-            if step.changed:
-                how = "other workers" if step.needs_workers else "the same workers"
-                log.info("%s: %s; %s changed, %s", step.model.name, why, ", ".join(step.changed), how)
+            return await switch.carry_out(wish.text)
 
     def _count(self, outcome: str) -> None:
         self.replans[outcome] = self.replans.get(outcome, 0) + 1

@@ -11,9 +11,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from hybrid.batching.classes import Mix
-from hybrid.batching.policy import BatchPolicy
 from hybrid.batching.scheduler import Scheduler
-from hybrid.config import BatchingSettings, ModelSettings
+from hybrid.config import ModelSettings
 from hybrid.errors import StartupError
 from hybrid.messages import Signature, Tensor, TensorSpec
 from hybrid.planner.types import Plan
@@ -22,6 +21,7 @@ from hybrid.preprocess.build import build
 from hybrid.preprocess.pool import PreprocessPool
 from hybrid.serving.counters import Counters
 from hybrid.serving.learner import SizeLearner
+from hybrid.serving.policy import policy_of
 from hybrid.serving.sizes import area_of, image_dims
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
@@ -29,8 +29,6 @@ from hybrid.workers.pool import WorkerPool
 
 log = logging.getLogger("hybrid.serving")
 
-_MARGIN_S: Final = 0.01
-_MARGIN_RATIO: Final = 0.2
 _BATCHES_WAITING: Final = 4  # what size classes are learned for: a busy server, where rows choose their company
 
 
@@ -283,26 +281,6 @@ class ServedModel:
             and other.signature.inputs == signature.inputs
             and other.planned.preprocess_processes == self.planned.preprocess_processes
         )
-
-
-def policy_of(plan: Plan, settings: BatchingSettings) -> BatchPolicy:
-    """Return what batching needs of a plan and of the model's settings.
-
-    Rows that run alone, that are never padded, or all to one length, gain nothing from being sorted.
-    """
-    return BatchPolicy(
-        max_batch=plan.max_batch,
-        max_wait_s=plan.max_wait_s,
-        early_trigger=plan.early_trigger,
-        queue_rows=plan.queue_rows,
-        queue_bytes=plan.queue_bytes,
-        margin_s=_MARGIN_S,
-        margin_ratio=_MARGIN_RATIO,
-        static=plan.static,
-        static_length=plan.static_length,
-        formation=settings.formation if settings.pad_inputs and plan.max_batch > 1 and not plan.static else "fifo",
-        size_edges=plan.size_edges,
-    )
 
 
 async def _wait(changed: asyncio.Event, done: Callable[[], bool]) -> None:

@@ -10,7 +10,8 @@ from msgspec import Struct, field, structs
 
 from hybrid.config import BatchingSettings
 from hybrid.planner.types import Plan, PlanOverrides, RunTimeOverrides
-from hybrid.serving.model import ServedModel, policy_of
+from hybrid.serving.model import ServedModel
+from hybrid.serving.policy import policy_of
 
 #: Keys of a plan that only the batcher reads, as long as the batches keep their shape.
 _OF_THE_BATCHER: Final = frozenset(

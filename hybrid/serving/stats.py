@@ -1,7 +1,10 @@
-"""What the protocol's extension asks of a model: its statistics."""
+"""What clients ask of served models beside inference: the statistics of the protocol's extension, and the plans."""
+
+from collections.abc import Iterable
 
 import msgspec
 
+from hybrid.planner.explain import plan_json
 from hybrid.serving.model import ServedModel
 from hybrid.telemetry.histogram import Histogram
 
@@ -27,6 +30,13 @@ def model_stats(model: ServedModel) -> bytes:
         "inference_stats": stats,
     }
     return msgspec.json.encode({"model_stats": [entry]})
+
+
+def encoded_plans(models: Iterable[ServedModel], now: float) -> bytes:
+    """Encode the answer of `GET /hybrid/v1/plan`: the plans in force, why they are, and for how many seconds."""
+    return msgspec.json.encode(
+        [plan_json(m.plan) | {"why": m.why, "in_force_s": round(now - m.since_s, 3)} for m in models]
+    )
 
 
 def _duration(histogram: Histogram) -> dict[str, int]:
