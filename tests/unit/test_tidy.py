@@ -42,6 +42,7 @@ CONTRACTS_OVER_ALL_MODULES = {
             *("roofline_child", "speed", "spin", "spinner", "topology"),
         },
     ),
+    "pure-tune": ("hybrid/tune", {"journal", "progress", "run", "trial"}),
     "frontend-wire": (
         "hybrid/frontend",
         {"admission", "decoding", "grpc", "grpc_service", "handler", "models_api", "openai_api", "ops"},
