@@ -28,9 +28,10 @@ def enter() -> socket.socket:
     """Set the process up from its arguments (socket, log descriptor, role, parent, log level) and return its socket."""
     descriptor, log_descriptor, role, parent, level = sys.argv[1:6]
     _die_with_parent(int(parent))
-    # The server decides when children leave: Ctrl-C and a service manager's SIGTERM reach the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The server decides when children leave: Ctrl-C, a service manager's SIGTERM and the end of a terminal reach the
+    # whole group.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     install_child_logging(int(log_descriptor), role, level)
     sock = socket.socket(fileno=int(descriptor))
     sock.setblocking(True)

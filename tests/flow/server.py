@@ -59,9 +59,8 @@ class Server:
     def start(self) -> "Server":
         arguments = list(self._arguments)
         if self._config:
-            path = Path(self._folder.name) / "config.toml"
-            path.write_text(self._config)
-            arguments += ["--config", str(path)]
+            self.settings_path.write_text(self._config)
+            arguments += ["--config", str(self.settings_path)]
         self.process = subprocess.Popen(
             [*self._prefix, sys.executable, "-m", "hybrid", "serve", *arguments],
             stdout=subprocess.PIPE,
@@ -76,6 +75,11 @@ class Server:
             reader.start()
             self._readers.append(reader)
         return self
+
+    @property
+    def settings_path(self) -> Path:
+        """Where the file is that `config` is written to."""
+        return Path(self._folder.name) / "config.toml"
 
     def _read(self, stream: Any, name: str) -> None:
         for line in stream:

@@ -1,6 +1,5 @@
 """Starts and ends that nobody planned: signals while loading, kill -9 of the server, many starts in a row."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -123,31 +122,6 @@ def test_many_servers_at_once_get_ports_of_their_own():
     assert len(ports) == len(servers)
     assert all(server.infer_x("simulated:null", 1.0)[0] == 200 for server in servers)
     assert [server.stop() for server in servers] == [0] * len(servers)
-
-
-def test_a_model_server_run_by_a_shell_that_is_killed(tmp_path):
-    """A terminal that closes: SIGHUP to the group. The server is not immortal, and takes its workers along."""
-    # Under nohup the signal is ignored, and the server inherits that on purpose: here it must not.
-    heard = f"import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv({sys.executable!r}, {SERVE!r})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", heard],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        while "ready on" not in (line := process.stdout.readline()):
-            assert line or process.poll() is None
-        children = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGHUP)
-        process.stdout.close()
-        process.wait(10)
-    finally:
-        process.kill()
-        process.wait()
-    assert gone(children, 3.0)
 
 
 def test_a_script_without_a_main_guard_is_not_run_again_in_each_worker(tmp_path):

@@ -40,7 +40,7 @@ class Ends:
         (sim.HANG, None, True, "hung"),
         (sim.HANG, signal.SIGSTOP, False, "hung"),  # whoever stops it makes it hang
         (sim.HANG, signal.SIGKILL, False, "SIGKILL"),
-        (sim.HANG, signal.SIGHUP, False, "SIGHUP"),
+        (sim.HANG, signal.SIGUSR1, False, "SIGUSR1"),
         (sim.HANG, signal.SIGSEGV, True, "SIGSEGV"),
     ],
 )
