@@ -18,25 +18,32 @@ from hybrid.planner.space import SearchQuestion, batches, pairs
 #: Without an objective of the user's: how much slower than one row alone the slowest in a hundred may be.
 SLOWEST_TIMES_SINGLE: Final = 10.0
 #: A larger batch must gain this much, or the smaller one is taken: it answers sooner and is kinder to neighbours.
-BATCH_GAIN: Final = 0.015
+BATCH_GAIN: Final = 0.01
 #: For throughput, what a doubling of the batch must gain.
 DOUBLING_GAIN: Final = 0.05
-_REPLAYED_PAIRS: Final = 10
+_REPLAYED_PAIRS: Final = 12
+#: Standard errors by which an unmeasured setting may be better than predicted.
+_HOPE: Final = 1.5
+_CAUTION: Final = 0.5
 _REPLAYED_BATCHES: Final = 6
+_NEAR: Final = 2.1
+REFINED_ROWS: Final = 8000
 _WORTH_REPLAY: Final = 0.45
 
 
 class Rated(Struct, frozen=True):
     """A setting with what it is predicted to carry: rows per second of goodput, or at most for throughput.
 
-    `batch_s` is the time of a full batch, `doubt` the relative standard error of that, `measured` whether such a batch
-    was timed. `p50_s` and `p99_s` are latencies at that rate; nan where nobody asked.
+    `best_rps` and `sure_rps` are what it would be if the predicted times were wrong for the better and for the worse.
+    `batch_s` is the time of a full batch, `measured` whether such a batch was timed. `p50_s` and `p99_s` are latencies
+    at that rate; nan where nobody asked.
     """
 
     setting: Setting
     rps: float
+    best_rps: float
+    sure_rps: float
     batch_s: float
-    doubt: float
     measured: bool
     p50_s: float = float("nan")
     p99_s: float = float("nan")
@@ -96,6 +103,18 @@ def rank(known: Models, rows: int = 4000) -> list[Rated]:
     return sorted(_best_batches(known, groups, rows), key=lambda one: -one.rps)
 
 
+def refined(known: Models, one: Rated) -> Rated:
+    """The same instances and threads with the best of all batches near the one that was found among a few."""
+    setting = one.setting
+    engine = next(engine for engine in known.question.engines if engine.engine == setting.engine)
+    near = [
+        replace(setting, max_batch=size)
+        for size in batches(known.question, engine, setting.instances)
+        if setting.max_batch / _NEAR <= size <= setting.max_batch * _NEAR
+    ]
+    return _best_of(known, near, _values(known, [known.server(one) for one in near], REFINED_ROWS).tolist())
+
+
 def rate(known: Models, settings: Sequence[Setting], rows: int = 4000) -> list[Rated]:
     """The settings as they stand, with their latencies at the rate that they carry."""
     servers = [known.server(setting) for setting in settings]
@@ -127,9 +146,10 @@ def _groups(known: Models) -> list[list[Setting]]:
                 continue
             full = known.curve(settings[-1])
             rough = [_rough(known, Server(full[: one.max_batch], instances)) for one in settings]
-            best = max(rough)
+            best, top = max(rough), settings[int(np.argmax(rough))]
+            hope = _scaled(known, top, full[: top.max_batch], -_HOPE)
             kept = [one for one, value in zip(settings, rough, strict=True) if value >= _WORTH_REPLAY * best]
-            found.append((best, kept))
+            found.append((hope, kept))
     found.sort(key=lambda pair: -pair[0])
     first = default_setting(known)
     is_default = [(one[0].engine, one[0].instances, one[0].threads) for _, one in found]
@@ -143,17 +163,18 @@ def _groups(known: Models) -> list[list[Setting]]:
 def _best_batches(known: Models, groups: list[list[Setting]], rows: int) -> list[Rated]:
     thinned = [_thin(group) for group in groups]
     flat = [setting for group in thinned for setting in group]
-    values = iter(_values(known, [known.server(setting) for setting in flat], rows))
-    found = []
-    for group in thinned:
-        rated = [(float(next(values)), setting) for setting in group]
-        if known.question.objective == "throughput":
-            value, setting = _before_the_knee(rated)
-        else:
-            best = max(value for value, _ in rated)
-            value, setting = next(pair for pair in rated if pair[0] >= (1.0 - BATCH_GAIN) * best)
-        found.append(_rated(known, setting, value))
-    return found
+    values = iter(_values(known, [known.server(setting) for setting in flat], rows).tolist())
+    return [_best_of(known, group, [next(values) for _ in group]) for group in thinned]
+
+
+def _best_of(known: Models, group: Sequence[Setting], values: Sequence[float]) -> Rated:
+    rated = [(float(value), setting) for value, setting in zip(values, group, strict=True)]
+    if known.question.objective == "throughput":
+        value, setting = _before_the_knee(rated)
+    else:
+        best = max(value for value, _ in rated)
+        value, setting = next(pair for pair in rated if pair[0] >= (1.0 - BATCH_GAIN) * best)
+    return _rated(known, setting, value)
 
 
 def _before_the_knee(rated: list[tuple[float, Setting]]) -> tuple[float, Setting]:
@@ -187,15 +208,27 @@ def _rough(known: Models, server: Server) -> float:
 
 
 def _rated(known: Models, setting: Setting, value: float) -> Rated:
-    model = known.by_engine[setting.engine]
-    place = [np.array([float(one)]) for one in (setting.instances, setting.threads, setting.max_batch)]
+    curve = known.curve(setting)
+    # Under a tight objective a few percent of time are many of goodput, which the rough estimate knows as well.
+    rough = max(1e-12, _rough(known, Server(curve, setting.instances)))
     return Rated(
         setting=setting,
         rps=value,
-        batch_s=float(known.curve(setting)[-1]),
-        doubt=float(model.doubts(*place)[0]),
+        best_rps=value * max(1.0, _scaled(known, setting, curve, -_HOPE) / rough),
+        sure_rps=value * min(1.0, _scaled(known, setting, curve, _CAUTION) / rough),
+        batch_s=float(curve[-1]),
         measured=_measured(known, setting),
     )
+
+
+def _scaled(known: Models, setting: Setting, curve: Floats, errors: float) -> float:
+    """The rough estimate with times off by so many standard errors."""
+    return _rough(known, Server(curve * np.exp(errors * _doubt(known, setting)), setting.instances))
+
+
+def _doubt(known: Models, setting: Setting) -> float:
+    place = [np.array([float(one)]) for one in (setting.instances, setting.threads, setting.max_batch)]
+    return float(known.by_engine[setting.engine].doubts(*place)[0])
 
 
 def _measured(known: Models, setting: Setting) -> bool:

@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hybrid.planner.latency import LatencyModel
 from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
-from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate
+from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate, refined
 from hybrid.planner.space import SearchQuestion, batches, pairs, space
 
 _SEED_ROWS: Final = (1, 8, 32)
@@ -23,10 +24,12 @@ _SHARE_MEASURED: Final = 0.10
 _FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
 _MOST: Final = 32
 _WIDTH: Final = 2
-_HOPE: Final = 1.0  # standard errors by which an unmeasured setting may be better than predicted
 _WORTH_ASKING: Final = 1.01
 _ALTERNATIVES: Final = 5
-_CAUTION: Final = 0.5
+_REFINED: Final = 3
+#: How many of the best are measured again, twice: the first of many noisy times is too good to be true.
+_FINALS: Final = (4, 2)
+_NEAR: Final = 1.15
 
 
 class Choice(Struct, frozen=True):
@@ -60,7 +63,8 @@ class Search:
     def __init__(self, question: SearchQuestion) -> None:
         self._question = question
         self._timings = [timing for engine in question.engines for timing in engine.timings]
-        self._asked: set[Probe] = {timing.probe for timing in self._timings}
+        self._count = len(self._timings)
+        self._finals = list(_FINALS)
         self._space = len(space(question))
         share = int(_SHARE_MEASURED * self._space)
         self._limit = max(_FEWEST * len(question.engines), min(share, _MOST))
@@ -68,17 +72,15 @@ class Search:
     def next(self) -> tuple[Probe, ...]:
         """What to measure now, in an order that serves whoever runs it; empty when nothing more is worth it."""
         seeds = [probe for engine in self._question.engines for probe in _seeds(self._question, engine)]
-        wanted = [probe for probe in seeds if probe not in self._asked]
-        if not self._timings and wanted:
-            return self._ask(wanted)
+        if not self._timings:
+            return self._ask(seeds)
         if all(timing.failure for timing in self._timings):
             return ()
-        return self._ask(self._doubtful())
+        return self._ask(self._wanted())
 
     def tell(self, timings: Sequence[Timing]) -> None:
         """Take in answers; those that nobody asked for count as well."""
         self._timings.extend(timings)
-        self._asked.update(timing.probe for timing in timings)
 
     def choice(self) -> Choice:
         """The best setting by what is known.
@@ -89,20 +91,32 @@ class Search:
         return choose(self._question, self._timings)
 
     def _ask(self, probes: Sequence[Probe]) -> tuple[Probe, ...]:
-        asked = tuple(probes[: max(0, self._limit - len(self._asked))])
-        self._asked.update(asked)
+        asked = tuple(probes[: max(0, self._limit - self._count)])
+        self._count += len(asked)
         return asked
 
-    def _doubtful(self) -> list[Probe]:
-        """The best unless it is measured, and those that may be better than it."""
-        if len(self._asked) >= self._limit:
+    def _wanted(self) -> list[Probe]:
+        """The best unless it is measured, and those that may be better than it; then the best few once more."""
+        if self._count >= self._limit:
             return []
         ranked = rank(models(self._question, self._timings))
         best = ranked[0]
-        hopeful = sorted(ranked, key=lambda one: -one.rps * np.exp(_HOPE * one.doubt))
-        worth = [one for one in hopeful if one.rps * np.exp(_HOPE * one.doubt) > _WORTH_ASKING * best.rps]
+        hopeful = sorted(ranked, key=lambda one: -one.best_rps)
+        worth = [one for one in hopeful if one.best_rps > _WORTH_ASKING * best.rps]
+        told = {timing.probe for timing in self._timings}
         probes = [_probe(one.setting) for one in (best, *worth) if not one.measured]
-        return [probe for probe in dict.fromkeys(probes) if probe not in self._asked][:_WIDTH]
+        new = [probe for probe in dict.fromkeys(probes) if probe not in told]
+        if new:
+            return new[:_WIDTH]
+        if not self._finals:
+            return []
+        near = [one.setting for one in ranked[: self._finals.pop(0)] if one.rps * _NEAR > best.rps]
+        return [_probe(replace(one, max_batch=size)) for one in near for size in _around(one.max_batch)]
+
+
+def _around(rows: int) -> tuple[int, ...]:
+    """Row counts that tell how a setting does: its full batch and, what is more common, a smaller one."""
+    return (rows,) if rows == 1 else (rows, -(-rows // 2))
 
 
 def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
@@ -112,10 +126,12 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
         ValueError: there is no time at all.
     """
     known = models(question, timings)
-    ranked = sorted(rank(known), key=_cautious, reverse=True)
+    ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
+    ranked[:_REFINED] = [refined(known, one) for one in ranked[:_REFINED]]
+    ranked.sort(key=lambda one: -one.sure_rps)
     rated = rate(known, [default_setting(known), *(one.setting for one in ranked[: _ALTERNATIVES + 1])])
     default, others = rated[0], rated[1:]
-    best = max(rated, key=_cautious)
+    best = max(rated, key=lambda one: one.sure_rps)
     rest = tuple(one for one in others if one.setting != best.setting)[:_ALTERNATIVES]
     measured = len({timing.probe for timing in timings})
     return Choice(best.setting, best, rest, default, len(space(question)), measured, known)
@@ -134,10 +150,6 @@ def fixed_batch(model: LatencyModel, rows: int) -> FixedBatch:
     times = model.times(table[0], table[1], table[2])
     fastest = int(times.argmin())
     return FixedBatch(*ways[fastest], seconds=float(times[fastest]))
-
-
-def _cautious(one: Rated) -> float:
-    return one.rps * float(np.exp(-_CAUTION * one.doubt))
 
 
 def _probe(setting: Setting) -> Probe:

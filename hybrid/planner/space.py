@@ -14,8 +14,14 @@ from hybrid.planner.types import Objective
 MEMORY_SHARE: Final = 0.85
 #: Not only powers of two: between 8 and 16 lies half of what a tight objective leaves to choose.
 _BATCHES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-_DEVICE_BATCHES: Final = (*_BATCHES, 160, 192, 224, 256, 320, 384, 448, 512)
-_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_DEVICE_BATCHES: Final = (
+    *range(1, 33),
+    *range(34, 65, 2),
+    *range(68, 129, 4),
+    *range(136, 257, 8),
+    *range(272, 513, 16),
+)
+_COUNTS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128)
 _DEVICE_INSTANCES: Final = 4
 _NO_LIMIT: Final = 1 << 30
 
