@@ -79,6 +79,21 @@ def mlp_onnx(path: Path, width: int = 2048, layers: int = 3) -> str:
     return _write(path, nodes, x, weights, ["n", 64])
 
 
+def maps_onnx(path: Path, channels: int, side: int) -> str:
+    """Pictures x [n, 1, side, side] -> y [n, channels]: large intermediate results at next to no cost in time."""
+    rng = np.random.default_rng(1)
+    weights = [numpy_helper.from_array(rng.standard_normal((channels, 1, 3, 3), np.float32) / 3, "w")]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("Sigmoid", ["a"], ["b"]),
+        helper.make_node("Mul", ["a", "b"], ["c"]),
+        helper.make_node("Add", ["a", "c"], ["d"]),
+        helper.make_node("ReduceMean", ["d"], ["y"], axes=[2, 3], keepdims=0),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, side, side])
+    return _write(path, nodes, x, weights, ["n", channels])
+
+
 def conv_script(path: Path) -> str:
     """The same kind of net as TorchScript."""
     import warnings

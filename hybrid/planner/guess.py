@@ -57,11 +57,16 @@ def front_end_cpus(usable: int) -> int:
     return 0 if usable < 8 else 1 if usable < 24 else 2
 
 
+def worker_bytes(file_bytes: int) -> int:
+    """Memory of one worker as a first guess, from the size of its model file."""
+    return file_bytes * _WORKER_FILE_FACTOR + _WORKER_BASE_BYTES
+
+
 def guess_cpu(model: ModelSettings, machine: MachineFacts, share: int, models: int, file_bytes: int) -> Guess:
     """Workers of one thread on every CPU of the share, as far as memory goes."""
     engine, engine_why = _engine(model)
     usable = machine.cpu.usable
-    each = file_bytes * _WORKER_FILE_FACTOR + _WORKER_BASE_BYTES
+    each = worker_bytes(file_bytes)
     budget = int(machine.memory_limit_bytes * _WORKER_MEMORY_SHARE / models)
     fitting = budget // each
     instances = max(1, min(share, fitting))

@@ -66,6 +66,11 @@ class Crew:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether its processes have been ended."""
+        return not self._members
+
     def loaded(self, timeout_s: float) -> list[messages.Loaded]:
         """Wait until all have loaded the model.
 

@@ -1,18 +1,23 @@
 """What one engine is like with one model, before any time is taken: whether rows may share a batch, and its memory.
 
-Three processes load the model side by side and run 1, 2 and 4 rows; the first one then compares rows alone with rows
-together, the last one climbs to larger batches. Owns these processes. What it all means for a plan is for the planner.
+A process of its own runs 1 row and compares rows alone with rows together, another one runs 2, a third one 4; larger
+batches follow step by step, in the third one where memory is plentiful, else each in a fresh one. Owns these processes.
+What it all means for a plan is for the planner.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
+from hybrid.planner.guess import worker_bytes
 from hybrid.planner.measures import EngineProfile, MemoryLine, MemoryPoint
+from hybrid.planner.prepare import file_bytes
 from hybrid.probing.agreement import Sample
 from hybrid.probing.budget import Budget
 from hybrid.probing.climbing import is_roomy, line_of, next_rows, without
@@ -26,6 +31,7 @@ _RUN_LIMIT_S: Final = 60.0
 _START_LIMIT_S: Final = 120.0
 _WORTH_S: Final = 0.7  # a longer run to confirm what is beyond doubt is not worth its time
 _BUDGET_SHARE: Final = 0.15
+_TOGETHER_SHARE: Final = 0.5
 
 
 class Facts(Struct, frozen=True):
@@ -67,25 +73,20 @@ class FactsProbe:
             ProbeFailed: it cannot load the model, or not run a single row of it.
             OSError: no process or descriptor to be had.
         """
-        device = self._model.workers.device
         self._on_step(f"{engine}: loading")
-        crews: list[Crew] = []
-        try:
-            while len(crews) < len(SMALL):  # one after the other would find the same and take three times as long
-                crews.append(start_crew(self._model, self._machine, engine, 1, 1, self._length, device))
-            loaded = crews[0].loaded(_START_LIMIT_S)[0]
+        with closing(self._crews(engine)) as crews:
+            crew = next(crews)
+            loaded = crew.loaded(_START_LIMIT_S)[0]
             small = SMALL if loaded.fixed_rows is None else (loaded.fixed_rows,)
-            points = self._small(crews, small)
-            checked = crews[0].ask(Check(), Checked, _RUN_LIMIT_S)[0]
-            fixed = loaded.fixed_rows is not None or bool(checked.fault)
-            memory = self._memory(crews[-1], engine, points, 1 if fixed else self._most_rows, small)
-        finally:
-            for crew in crews:
-                crew.close()
+            points = [_peak(crew, small[0])]
+            checked = crew.ask(Check(), Checked, _RUN_LIMIT_S)[0]
+            if checked.fault:
+                small = small[:1]
+            memory = self._memory(crews, crew, engine, points, small)
         profile = EngineProfile(
             engine,
             engine_version=engine_version(engine),
-            device=device,
+            device=self._model.workers.device,
             memory=memory,
             batching_fault=checked.fault,
             fixed_rows=loaded.fixed_rows,
@@ -94,43 +95,65 @@ class FactsProbe:
         )
         return Facts(profile, checked.sample, loaded.length)
 
-    def _small(self, crews: Sequence[Crew], small: Sequence[int]) -> list[MemoryPoint]:
-        """Peaks of the small batches, up to the first that fails; the first of all must not."""
-        points: list[MemoryPoint] = []
-        crews[0].tell(Peak(small[0]))
+    def _crews(self, engine: str) -> Generator[Crew, None, None]:
+        """A fresh process per small batch. They load side by side, unless that might take more memory than there is."""
+        each = worker_bytes(file_bytes(Path(self._model.file)) if self._model.file else 0)
+        together = len(SMALL) * each < _TOGETHER_SHARE * self._usable_bytes
+        started: list[Crew] = []
         try:
-            for crew, rows in list(zip(crews, small, strict=False))[1:]:
-                crew.loaded(_START_LIMIT_S)
-                crew.tell(Peak(rows))
-            for crew, rows in zip(crews, small, strict=False):
-                points.append(MemoryPoint(rows, crew.collect(Peaked, _RUN_LIMIT_S)[0].peak_bytes))
-        except ProbeFailed:
-            if not points:
-                raise
-        return points
+            for index in range(len(SMALL)):
+                while len(started) < (len(SMALL) if together else index + 1):
+                    started.append(self._start(engine))
+                yield started[index]
+                started[index].close()
+        finally:
+            for crew in started:
+                crew.close()
 
     def _memory(
-        self, crew: Crew, engine: str, points: list[MemoryPoint], most_rows: int, small: Sequence[int]
+        self, crews: Iterator[Crew], crew: Crew, engine: str, points: list[MemoryPoint], small: Sequence[int]
     ) -> MemoryLine:
-        if len(points) < len(small):
-            return without(line_of(points), self._usable_bytes, small[len(points)])
-        if most_rows == 1:
-            return line_of(points)
-        return self._climb(crew, engine, points, most_rows)
+        for rows in small[1:]:
+            try:
+                crew = next(crews)
+                crew.loaded(_START_LIMIT_S)
+                points.append(_peak(crew, rows))
+            except ProbeFailed:
+                return without(line_of(points), self._usable_bytes, rows)
+        return line_of(points) if len(small) == 1 else self._climb(crew, engine, points)
 
-    def _climb(self, crew: Crew, engine: str, points: list[MemoryPoint], most_rows: int) -> MemoryLine:
+    def _climb(self, crew: Crew, engine: str, points: list[MemoryPoint]) -> MemoryLine:
         row_s = 0.0
-        while (rows := next_rows(points, self._usable_bytes, most_rows)) is not None:
-            roomy = is_roomy(line_of(points), self._usable_bytes, most_rows)
+        usable, most = self._usable_bytes, self._most_rows
+        while (rows := next_rows(points, usable, most)) is not None:
+            roomy = is_roomy(line_of(points), usable, most)
             worth_s = min(_WORTH_S, _BUDGET_SHARE * self._budget.left_s)
-            if roomy and (points[-1].rows >= most_rows // 2 or row_s * rows > worth_s):
+            roomy = roomy and not crew.closed
+            if roomy and (points[-1].rows >= most // 2 or row_s * rows > worth_s):
                 break
             self._on_step(f"{engine}: memory of {rows} rows")
             began = time.monotonic()
             try:
-                peak = crew.ask(Peak(rows), Peaked, _RUN_LIMIT_S)[0].peak_bytes
+                if not roomy:
+                    crew.close()  # two processes would need the memory that one is to find the end of
+                points.append(_peak(crew, rows) if roomy else self._peak_alone(engine, rows))
             except ProbeFailed:
-                return without(line_of(points), self._usable_bytes, rows)
+                return without(line_of(points), usable, rows)
             row_s = (time.monotonic() - began) / rows
-            points.append(MemoryPoint(rows, peak))
         return line_of(points)
+
+    def _peak_alone(self, engine: str, rows: int) -> MemoryPoint:
+        """As `_peak`, in a fresh process: where memory is short it counts that allocators keep what smaller ones left.
+
+        A worker warms one row, then its largest batch; what comes later finds room in what that took.
+        """
+        with self._start(engine) as crew:
+            crew.loaded(_START_LIMIT_S)
+            return _peak(crew, rows)
+
+    def _start(self, engine: str) -> Crew:
+        return start_crew(self._model, self._machine, engine, 1, 1, self._length, self._model.workers.device)
+
+
+def _peak(crew: Crew, rows: int) -> MemoryPoint:
+    return MemoryPoint(rows, crew.ask(Peak(rows), Peaked, _RUN_LIMIT_S)[0].peak_bytes)
