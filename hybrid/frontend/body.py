@@ -7,6 +7,8 @@ import io
 import zlib
 from typing import Final
 
+import numpy as np
+
 from hybrid.errors import BadRequest, TooLarge, UnsupportedEncoding
 
 #: Content codings a client may use, and the window bits that zlib wants; deflate is settled by its first bytes.
@@ -18,6 +20,8 @@ _PIECE: Final = 16 * 1024
 #: A body of millions of tiny pieces would cost more in object headers than in bytes: they are packed from here on.
 _MAX_PIECES: Final = 64
 _MAX_MEMBERS: Final = 1024
+#: Of a large body, what is received at once: copying that much takes about as long as a small request does.
+_MOST_AT_ONCE: Final = 512 * 1024
 
 
 def coding_of(header: bytes) -> bytes | None:
@@ -34,6 +38,48 @@ def coding_of(header: bytes) -> bytes | None:
             f"Content-Encoding: expected gzip, deflate or identity, got {header[:60].decode('latin-1')!r}"
         )
     return coding
+
+
+class LargeBody:
+    """A body of known length that is received in its final place: copying it once more costs more than its HTTP.
+
+    Its memory is not touched before bytes come, so a client that promises many takes none.
+
+    Raises:
+        MemoryError: `size` bytes are not to be had.
+    """
+
+    __slots__ = ("_filled", "_memory")
+
+    def __init__(self, size: int, start: bytes) -> None:
+        # Not a bytearray, which would be filled with zeros first.
+        self._memory = np.empty(size, np.uint8).data
+        self._filled = 0
+        self.add(start)
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes belong: as many as should be received at once."""
+        return self._memory[self._filled : self._filled + _MOST_AT_ONCE]
+
+    @property
+    def missing(self) -> int:
+        """How many bytes have not come yet."""
+        return len(self._memory) - self._filled
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Copy bytes into it, no more than are missing."""
+        end = self._filled + len(data)
+        self._memory[self._filled : end] = data
+        self._filled = end
+
+    def filled(self, size: int) -> None:
+        """So many bytes were written into `room`."""
+        self._filled += size
+
+    def finish(self) -> memoryview:
+        """Return the whole body, which nobody may write to any more."""
+        return self._memory.toreadonly()
 
 
 class BodyReader:

@@ -18,7 +18,7 @@ from hybrid.frontend import reply
 from hybrid.frontend.exchange import Exchange
 from hybrid.frontend.parser import BODY, DROP, HEAD, IDLE, RequestParser
 from hybrid.frontend.shared import Shared
-from hybrid.frontend.wire import Wire
+from hybrid.frontend.wire import Receiver, Wire
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,11 @@ _STREAM_LIMIT_BYTES: Final = 1024 * 1024
 _LINGER_S: Final = 10.0
 _LINGER_BYTES: Final = 256 * 1024 * 1024
 _OVERLOAD_LINGER_S: Final = 1.0
-_MAX_OVERLOAD: Final = 256
 #: Whoever has just connected is about to send: closing on it at a drain would look like a lost request.
 NEW_S: Final = 0.5
 
 
-class Connection(asyncio.Protocol):
+class Connection(Receiver):
     """The asyncio protocol of one client. `deadline` is when the sweeper must call `expire`.
 
     Attributes of a connection are kept without __slots__: there is one per client, not per request.
@@ -62,20 +61,15 @@ class Connection(asyncio.Protocol):
         """Begin, or say 503 at once when there are too many connections already."""
         shared = self._shared
         self._wire = Wire(cast(asyncio.Transport, transport), shared.traffic)
-        if len(shared.connections) < shared.max_connections:
-            shared.connections.add(self)
-            shared.accepted_connections_n += 1
-            now = shared.clock()
+        now = shared.clock()
+        if shared.take_connection(self):
             self._new_until = now + NEW_S
             self.deadline = now + shared.limits.idle_timeout_s
-            return
-        shared.refused_connections_n += 1
-        if len(shared.overload) >= _MAX_OVERLOAD:
+        elif self in shared.overload:
+            self._refuse(NotReady(f"too many connections: this server takes {shared.max_connections}"))
+            self.deadline = now + _OVERLOAD_LINGER_S
+        else:
             self.abort()
-            return
-        shared.overload.add(self)
-        self._refuse(NotReady(f"too many connections: this server takes {shared.max_connections}"))
-        self.deadline = shared.clock() + _OVERLOAD_LINGER_S
 
     def data_received(self, data: bytes) -> None:
         """Parse what came and hand out the requests in it."""
@@ -89,6 +83,19 @@ class Connection(asyncio.Protocol):
             self._backlog = memoryview(data if self._backlog is None else bytes(self._backlog) + data)
         else:
             self._feed(data)
+        self._settle()
+
+    @property
+    def room(self) -> memoryview | None:
+        """Where the next bytes of a large body belong."""
+        return self._parser.room
+
+    def room_filled(self, size: int) -> None:
+        """So many bytes were received into `room`."""
+        self._shared.traffic.received_bytes_n += size
+        self._feeding = True
+        self._parser.filled(size, self._shared.clock())
+        self._fed(None)
         self._settle()
 
     def eof_received(self) -> bool:
@@ -235,7 +242,9 @@ class Connection(asyncio.Protocol):
     def _feed(self, data: bytes | memoryview) -> None:
         self._feeding = True
         self._new_until = 0.0
-        error = self._parser.feed(data, self._shared.clock())
+        self._fed(self._parser.feed(data, self._shared.clock()))
+
+    def _fed(self, error: HybridError | None) -> None:
         if error is not None:
             self._shared.bad_requests_n += 1
             self._refuse(error)
@@ -299,15 +308,7 @@ class Connection(asyncio.Protocol):
             exchange.fail(exchange.refusal)
             return
         shared.requests_n += 1
-        try:
-            shared.handler(exchange)
-        except HybridError as error:
-            if not exchange.replied:
-                exchange.fail(error)
-        except Exception:
-            log.exception("handler failed on %s %s", exchange.method, exchange.path)
-            if not exchange.replied:
-                exchange.fail(HybridError("internal error"))
+        exchange.give_to(shared.handler)
 
     # Answers out.
 
@@ -361,6 +362,7 @@ class Connection(asyncio.Protocol):
             return
         if self._backlog is not None:
             self._feed_backlog()
+        self._wire.receive_in_place(self.room is not None and self._backlog is None, self)
         if self._closing:
             return
         if self._parser.wants_continue and not self._queue and not self._held:

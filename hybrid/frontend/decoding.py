@@ -31,7 +31,7 @@ class LargeBodies:
         self._loop = loop
         self._executor: ThreadPoolExecutor | None = None
 
-    def decode(self, body: bytes, header_length: int | None, on_done: Callable[[Decoded], None]) -> None:
+    def decode(self, body: bytes | memoryview, header_length: int | None, on_done: Callable[[Decoded], None]) -> None:
         """Decode; `on_done` is called from the loop, later, with the request or the reason why it is none."""
         self.run(lambda: _decode(body, header_length), on_done)
 
@@ -57,7 +57,7 @@ class LargeBodies:
             self._loop.call_soon_threadsafe(on_done, future.result())
 
 
-def _decode(body: bytes, header_length: int | None) -> Decoded:
+def _decode(body: bytes | memoryview, header_length: int | None) -> Decoded:
     try:
         return decode_infer(body, header_length)
     except HybridError as error:

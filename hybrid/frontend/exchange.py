@@ -65,7 +65,7 @@ class Exchange:
         method: str,
         target: str,
         headers: dict[bytes, bytes],
-        body: bytes,
+        body: bytes | memoryview,
         received_at: float,
         complete_at: float,
     ) -> None:
@@ -100,6 +100,18 @@ class Exchange:
         """
         if self.method != method and not (method == "GET" and self.method == "HEAD"):
             raise MethodNotAllowed(f"{self.path[:200]} takes {method}, got {self.method[:20]}", allow=method)
+
+    def give_to(self, handler: "Callable[[Exchange], None]") -> None:
+        """Call whoever answers it; what that raises becomes the answer."""
+        try:
+            handler(self)
+        except HybridError as error:
+            if not self.replied:
+                self.fail(error)
+        except Exception:
+            log.exception("handler failed on %s %s", self.method, self.path)
+            if not self.replied:
+                self.fail(HybridError("internal error"))
 
     def reply(self, status: int, body: Body, content_type: bytes = reply.JSON, extra: bytes = b"") -> None:
         """Answer. Dropped silently when the client has left.

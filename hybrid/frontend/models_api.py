@@ -127,11 +127,11 @@ def refuse_overrides(parameters: Iterable[str]) -> None:
 
 def _body(exchange: Exchange) -> _Body:
     exchange.expect("POST")
-    return _decoded(exchange.body, _Body, "{}")
+    return _decoded(bytes(exchange.body), _Body, "{}")
 
 
 def _wish(exchange: Exchange) -> Wish:
-    body = _decoded(exchange.body, _PlanBody, '{"model": "minilm", "plan": {"max_batch": 8}}')
+    body = _decoded(bytes(exchange.body), _PlanBody, '{"model": "minilm", "plan": {"max_batch": 8}}')
     if body.model is not None and body.profile is not None:
         raise BadRequest("profile: is for all models; expected no `model` beside it")
     try:

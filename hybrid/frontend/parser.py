@@ -13,7 +13,7 @@ import httptools
 
 from hybrid.config import HttpLimits
 from hybrid.errors import BadRequest, ExpectationFailed, HeadersTooLarge, HybridError, MethodNotAllowed, TooLarge
-from hybrid.frontend.body import BodyReader, coding_of
+from hybrid.frontend.body import BodyReader, LargeBody, coding_of
 from hybrid.frontend.exchange import Exchange, Sink
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ DROP: Final = 3  # no more requests will be read
 _FIRST_SLICE: Final = 4 * 1024
 _SLICE: Final = 16 * 1024
 _PACKED_SLICE: Final = 1024
+#: Bodies of which so much is missing are received in place: below, one more copy costs less than changing over.
+_LARGE: Final = 64 * 1024
 #: Framing bytes allowed per body byte of a chunked request (one-byte chunks need 5): chunk extensions are unbounded.
 _CHUNK_OVERHEAD: Final = 16
 #: Headers that must not be repeated: two parties could believe different ones.
@@ -51,31 +53,10 @@ class RequestParser:
     """
 
     __slots__ = (
-        "_body",
-        "_chunked",
-        "_emit",
-        "_fed",
-        "_head_bytes",
-        "_head_count",
-        "_headers",
-        "_http10",
-        "_limits",
-        "_max_head_bytes",
-        "_max_head_count",
-        "_parser",
-        "_raw_bytes",
-        "_reader",
-        "_received_at",
-        "_sink",
-        "_upgrade",
-        "_url",
-        "held_bytes",
-        "now",
-        "phase",
-        "started_at",
-        "unpacked_bytes",
-        "wants_continue",
-    )
+        "_body", "_chunked", "_emit", "_fed", "_head_bytes", "_head_count", "_headers", "_http10", "_large", "_limits",
+        "_max_head_bytes", "_max_head_count", "_parser", "_raw_bytes", "_reader", "_received_at", "_sink", "_upgrade",
+        "_url", "held_bytes", "now", "phase", "started_at", "unpacked_bytes", "wants_continue",
+    )  # fmt: skip
 
     def __init__(self, limits: HttpLimits, sink: Sink, emit: Callable[[Exchange], None]) -> None:
         self._limits = limits
@@ -87,6 +68,7 @@ class RequestParser:
         self.held_bytes = self.unpacked_bytes = 0
         self._upgrade = False
         self._reader: BodyReader | None = None
+        self._large: LargeBody | None = None  # beside the C parser, which is left standing inside this body
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.phase = IDLE
         self.on_message_begin()
@@ -95,6 +77,13 @@ class RequestParser:
     def feed(self, data: bytes | memoryview, now: float) -> HybridError | None:
         """Parse the next bytes, received at `now`. Returns the error that ends this connection, if any."""
         self.now = now
+        if self._large is not None:
+            missing = self._large.missing
+            self._large.add(data[:missing])
+            self._go_on_with_large(min(missing, len(data)))
+            data = data[missing:]
+            if not data:
+                return None
         if self.phase:
             self._fed += len(data)
         while self._parser is not None and self.phase != DROP:
@@ -112,10 +101,24 @@ class RequestParser:
         return None
 
     @property
+    def room(self) -> memoryview | None:
+        """Where the next bytes of a large body belong, None while there is none."""
+        return None if self._large is None else self._large.room
+
+    def filled(self, size: int, now: float) -> None:
+        """So many bytes, received at `now`, were written into `room`."""
+        assert self._large is not None
+        self.now = now
+        self._large.filled(size)
+        self._go_on_with_large(size)
+
+    @property
     def slice_bytes(self) -> int:
         """How many bytes to feed next, so that no call takes long."""
         if self.phase != BODY:
             return _FIRST_SLICE
+        if self._large is not None:
+            return len(self._large.room)
         return _PACKED_SLICE if self._reader is not None and self._reader.packed else _SLICE
 
     @property
@@ -134,7 +137,7 @@ class RequestParser:
     def close(self) -> None:
         """Forget everything and break the reference cycle with the C parser."""
         self._parser = None
-        self._reader = None
+        self._reader = self._large = None
         self.phase = DROP
         self.held_bytes = 0
         self._body = b""
@@ -226,9 +229,10 @@ class RequestParser:
         """The end of a request."""
         if self._upgrade:
             return
-        parser = self._parser
-        assert parser is not None
-        body = self._body if self._reader is None else self._reader.finish()
+        assert self._parser is not None
+        self._complete(self._parser, self._body if self._reader is None else self._reader.finish())
+
+    def _complete(self, parser: httptools.HttpRequestParser, body: bytes | memoryview) -> None:
         name = parser.get_method()
         method = _METHODS.get(name) or name.decode()
         received_at, now = self._received_at, self.now
@@ -298,7 +302,29 @@ class RequestParser:
             return self._end(self._head_too_large())
         if self._chunked and self._fed > _CHUNK_OVERHEAD * self._raw_bytes + self._limits.max_header_bytes:
             return self._end(BadRequest("body: chunk extensions are too long"))
+        if self.phase == BODY and self._reader is None and self.missing_bytes >= _LARGE:
+            self._receive_in_place()
         return None
+
+    def _receive_in_place(self) -> None:
+        try:
+            self._large = LargeBody(self._raw_bytes + self.missing_bytes, self._body)
+        except MemoryError:
+            return  # piece by piece it may still fit
+        self._body = b""
+
+    def _go_on_with_large(self, size: int) -> None:
+        """Take note of more bytes of a large body; with the last of them the request is complete."""
+        large, parser = self._large, self._parser
+        assert large is not None
+        assert parser is not None
+        self._raw_bytes += size
+        self.held_bytes = self._raw_bytes
+        if not large.missing:
+            self._large = None
+            # The old one still waits for this body and cannot be told that it has come.
+            self._parser = httptools.HttpRequestParser(self)
+            self._complete(parser, large.finish())
 
     def _head_too_large(self) -> HybridError:
         return HeadersTooLarge(
@@ -310,7 +336,7 @@ class RequestParser:
         self.phase = DROP
         self.held_bytes = 0
         self._body = b""
-        self._reader = None
+        self._reader = self._large = None
         return error
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Handler = Callable[[Exchange], None]
 
 _STATUSES: Final = 600
+_MAX_OVERLOAD: Final = 256
 
 
 class Shared:
@@ -45,6 +46,17 @@ class Shared:
         self.timeouts_n = 0
         self.disconnects_n = 0
         self.bad_requests_n = 0
+
+    def take_connection(self, connection: "Connection") -> bool:
+        """Whether a new connection is taken. One too many is now in `overload`, to be told so, or is to be dropped."""
+        if len(self.connections) < self.max_connections:
+            self.connections.add(connection)
+            self.accepted_connections_n += 1
+            return True
+        self.refused_connections_n += 1
+        if len(self.overload) < _MAX_OVERLOAD:
+            self.overload.add(connection)
+        return False
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a body that takes so much more memory fits beside those of all connections."""

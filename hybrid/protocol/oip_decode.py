@@ -23,7 +23,7 @@ _NO_PARAMETERS = WireRequestParameters()
 _DECODER = msgspec.json.Decoder(WireRequest)
 
 
-def decode_infer(body: bytes, header_length: int | None) -> InferRequest:
+def decode_infer(body: bytes | memoryview, header_length: int | None) -> InferRequest:
     """Decode the body of an infer request.
 
     Arrays are read-only; binary ones are views of `body`, which must not change while they live.

@@ -85,7 +85,7 @@ class WireResponse(Struct, frozen=True, gc=False):
     parameters: WireResponseParameters | None = None
 
 
-def split_body(body: bytes, header_length: int | None) -> bytes | memoryview:
+def split_body(body: bytes | memoryview, header_length: int | None) -> bytes | memoryview:
     """Return the JSON part of a body.
 
     Raises:
@@ -102,7 +102,7 @@ def split_body(body: bytes, header_length: int | None) -> bytes | memoryview:
 
 
 def read_tensors(
-    kind: str, items: tuple[WireTensor, ...], body: bytes, header_length: int | None
+    kind: str, items: tuple[WireTensor, ...], body: bytes | memoryview, header_length: int | None
 ) -> tuple[Tensor, ...]:
     """Read the payloads of `items`; `kind` is `input` or `output` for messages. Binary payloads are views of `body`.
 

@@ -48,7 +48,7 @@ _IDS = msgspec.json.Decoder(list[Id])
 _ROWS_OF_IDS = msgspec.json.Decoder(list[list[Id]])
 
 
-def decode_embeddings(body: bytes) -> EmbeddingRequest:
+def decode_embeddings(body: bytes | memoryview) -> EmbeddingRequest:
     """Decode the body of `POST /v1/embeddings`.
 
     Raises:

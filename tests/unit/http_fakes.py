@@ -19,6 +19,24 @@ class FakeTransport(asyncio.Transport):
         self.unsent = 0
         self.closed = self.aborted = self.eof = self.paused = False
         self.extra: dict[str, Any] = {"peername": ("127.0.0.1", 5555)}
+        self.protocol: asyncio.BaseProtocol | None = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert not self.is_closing()
+        self.protocol = protocol
+
+    def receive(self, data: bytes) -> None:
+        """Hand bytes to the protocol as an event loop does, which asks some for memory to put them into."""
+        while data and isinstance(self.protocol, asyncio.BufferedProtocol) and not self.is_closing():
+            room = memoryview(self.protocol.get_buffer(-1))
+            size = min(len(room), len(data))
+            assert size
+            room[:size] = data[:size]
+            data = data[size:]
+            self.protocol.buffer_updated(size)
+        if data and not self.is_closing():
+            assert isinstance(self.protocol, asyncio.Protocol)
+            self.protocol.data_received(data)
 
     def write(self, data: Any) -> None:
         assert not self.eof, "write after write_eof"
@@ -127,12 +145,13 @@ class Client:
         self.server = server or HttpServer(handler or self.waiting.append, HttpLimits(**limits), self.clock)
         self.transport = FakeTransport()
         self.connection = Connection(self.server._shared)
+        self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
     def send(self, *data: bytes) -> "Client":
         for piece in data:
             if not self.transport.is_closing():
-                self.connection.data_received(piece)
+                self.transport.receive(piece)
         return self
 
     def tick(self, seconds: float) -> "Client":
