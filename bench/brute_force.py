@@ -36,6 +36,8 @@ _PASSES: Final = (Windows(2.0, 200, 5.0, 5), Windows(5.0, 600, 8.0, 6))
 _PAUSE_S: Final = 8.0  # others who share the machine get their turn
 _BUSY_S: Final = 5.0
 _NOT_FREE: Final = 75
+_MAY_BE_FOREIGN: Final = 0.15
+_TRIES: Final = 3  # for settings that were disturbed
 
 
 class Row(Struct, frozen=True):
@@ -47,6 +49,11 @@ class Row(Struct, frozen=True):
     wall_s: float
     at: str
     quiet: Quiet
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether nobody else took much of the CPUs meanwhile."""
+        return self.quiet.foreign_cpus <= _MAY_BE_FOREIGN
 
 
 class Job(Struct, frozen=True):
@@ -97,17 +104,17 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def careful_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The most careful measurement of each setting."""
+    """The most careful measurement of each setting; a disturbed one only where there is no other."""
     careful: dict[Setting, Row] = {}
-    for row in sorted(rows, key=lambda row: row.number):
+    for row in sorted(rows, key=lambda row: (row.undisturbed, row.number)):
         careful[row.setting] = row
     return tuple(careful.values())
 
 
 def best_third(rows: Sequence[Row]) -> list[Setting]:
     """The settings that the first pass found best."""
-    first = sorted((row for row in rows if row.number == 0), key=lambda row: -row.found.rate_rps)
-    return [row.setting for row in first[: len(grid()) // 3]]
+    first = careful_rows([row for row in rows if row.number == 0])
+    return [row.setting for row in sorted(first, key=lambda row: -row.found.rate_rps)[: len(grid()) // 3]]
 
 
 def main() -> None:
@@ -191,23 +198,26 @@ def _line(row: Row) -> dict[str, Any]:
 
 def _twice(rows: Sequence[Row]) -> list[float]:
     """The second measurement relative to the first, where there are both: how far one can be trusted."""
-    first = {row.setting: row.found.rate_rps for row in rows if row.number == 0}
-    return [row.found.rate_rps / first[row.setting] for row in rows if row.number == 1 and first.get(row.setting)]
+    first, second = (
+        {r.setting: r.found.rate_rps for r in careful_rows([r for r in rows if r.number == n])} for n in (0, 1)
+    )
+    return [rate / first[setting] for setting, rate in second.items() if first.get(setting)]
 
 
 def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
     wanted = list(grid()) if number == 0 else best_third(rows)
-    done = {row.setting for row in rows if row.number == number}
+    done = {row.setting for row in rows if row.number == number and row.undisturbed}
     random.Random(number).shuffle(wanted)
     wanted.sort(key=lambda setting: setting.max_wait_ms)  # without waiting first: half of the grid is a whole one too
     return (setting for setting in wanted if setting not in done)
 
 
 def _sweep(arguments: argparse.Namespace, number: int) -> None:
-    todo = _todo(read_rows(arguments.rows), number)
-    while these := list(itertools.islice(todo, arguments.together)):
-        job = Job(number, _PASSES[number], tuple(these))
-        run_job(arguments.model, arguments.slo_ms, arguments.rows, arguments.through, job)
+    for _ in range(_TRIES):
+        todo = _todo(read_rows(arguments.rows), number)
+        while these := list(itertools.islice(todo, arguments.together)):
+            job = Job(number, _PASSES[number], tuple(these))
+            run_job(arguments.model, arguments.slo_ms, arguments.rows, arguments.through, job)
 
 
 def _measure_one(model: str, slo_ms: float, path: Path, job: Job, setting: Setting) -> None:
