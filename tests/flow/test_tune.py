@@ -1,0 +1,151 @@
+"""`hybrid tune` from outside: what it prints and writes, being interrupted, a server that runs already, its errors."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from server import Server
+
+pytestmark = pytest.mark.slow
+
+SHORT = ("--seconds-per-trial", "0.25", "--settings", "3", "--slo-p99-ms", "80", "--budget-s", "25")
+#: Enough for the whole search: what is left of a budget decides where a search ends, and replaying takes none of it.
+WHOLE = (*SHORT[:-1], "200")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """An environment whose cache and profiles are this test's, and a model: 5 ms for any batch, 1 ms for each row."""
+    model = tmp_path / "rows"
+    model.mkdir()
+    (model / "model.toml").write_text(
+        'name = "rows"\nengine = "simulated"\n[simulated]\nfixed_ms = 5.0\nper_row_ms = 1.0\n'
+        "[batching]\nmax_batch = 16\n"
+    )
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    return model, os.environ | env
+
+
+def hybrid(env, *arguments, timeout_s=110):
+    command = [sys.executable, "-m", "hybrid", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s, env=env)
+
+
+def journal_lines(env):
+    found = list(Path(env["XDG_CACHE_HOME"]).glob("hybrid/tune/*.jsonl"))
+    return found[0].read_bytes().splitlines() if found else []
+
+
+class Page(HTMLParser):
+    """Which tags a file has, and what it would fetch from elsewhere."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.fetched, self.open = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_result_as_json_as_a_profile_and_as_a_page(folders, tmp_path):
+    model, env = folders
+    page = tmp_path / "tune.html"
+    done = hybrid(env, "tune", model, *SHORT, "--json", "--save", "mine", "--report", page)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() >= {"best", "trials", "knee", "space", "measured"}
+    best = found["best"]
+    assert best.keys() >= {"model", "device", "engine", "instances", "threads_per_instance", "max_batch", "max_wait_ms"}
+    assert best.keys() >= {"early_trigger", "batching", "queue_rows", "reasons", "rps", "p99_ms"}
+    assert best["p99_ms"] <= 80
+    assert 167 < best["rps"] < 800  # a row alone takes 6 ms, and 16 rows 21
+    assert best["max_batch"] > 1
+    assert 2 <= found["measured"] <= 3 < found["space"]
+    assert {trial["stage"] for trial in found["trials"]} >= {"probe", "round", "rate", "confirm"}
+    assert len(journal_lines(env)) == len(found["trials"]) + 1
+    text = page.read_text()
+    assert {"svg", "polyline", "table"} <= Page(text).tags
+    assert not Page(text).fetched
+    assert not Page(text).tags & {"script", "link", "img"}
+    shown = hybrid(env, "plan", model, "--profile", "mine", "--json")
+    assert json.loads(shown.stdout)["max_batch"] == best["max_batch"]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(folders):
+    model, env = folders
+    command = [sys.executable, "-m", "hybrid", "tune", str(model), *WHOLE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        ends = time.monotonic() + 60
+        while len(journal_lines(env)) < 4:
+            assert time.monotonic() < ends
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.search(r"kept in .*\.jsonl; add --resume", said)
+    assert "Traceback" not in said
+    kept = journal_lines(env)
+    done = hybrid(env, *command[3:], "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["resumed_trials"] == len(kept) - 1
+    assert journal_lines(env)[: len(kept)] == kept
+    again = hybrid(env, *command[3:], "--resume")  # all of it is there: a glance at the server, and the same result
+    assert again.returncode == 0, again.stderr
+    assert f"{json.loads(done.stdout)['best']['rps']:.4g} requests/s" in again.stdout
+
+
+def test_a_running_server_gets_its_plan_back(folders):
+    model, env = folders
+    config = '[server]\nadmin_token = "secret"\n'
+    with Server(str(model), config=config, options=("--max-batch", "3")) as server:
+        before = plan_of(server)
+        refused = hybrid(env, "tune", "rows", "--url", server.base, *SHORT)
+        assert refused.returncode == 1
+        assert "admin token" in refused.stderr
+        done = hybrid(env | {"HYBRID_ADMIN_TOKEN": "secret"}, "tune", "rows", "--url", server.base, *SHORT, "--json")
+        assert done.returncode == 0, done.stderr
+        after = plan_of(server)
+    assert before == after
+    assert after["max_batch"] == 3
+    assert json.loads(done.stdout)["best"]["model"] == "rows"
+
+
+def plan_of(server):
+    status, plans = server.get("/hybrid/v1/plan")
+    assert status == 200
+    return {key: value for key, value in plans[0].items() if key in ("instances", "max_batch", "max_wait_ms")}
+
+
+def test_an_objective_that_no_request_can_hold_is_told_the_figure(folders):
+    model, env = folders
+    done = hybrid(env, "tune", model, *SHORT[:4], "--slo-p99-ms", "2")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert re.search(r"--slo-p99-ms 2: a single request takes \d", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("simulated:nothing",), 2, "expected one of"),
+        (("simulated:echo", "--slo-p99-ms", "0"), 2, "--slo-p99-ms"),
+        (("simulated:echo", "--slo-p99-ms", "5", "--objective", "throughput"), 2, "looks at no latency"),
+        (("simulated:echo", "--save", "../mine"), 2, "cannot be the name of a profile"),
+        (("simulated:echo", "--report", "/nowhere/tune.html"), 2, "does not exist"),
+        (("echo", "--url", "http://127.0.0.1:1"), 1, "refused"),
+        (("echo", "--url", "localhost:1"), 2, "expected http://HOST"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(folders, arguments, code, words):
+    done = hybrid(folders[1], "tune", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert words in done.stderr
