@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -198,6 +199,8 @@ def _digest(settings: ModelSettings) -> str:
 def _search(lab: Lab, bounds: Bounds, wanted: _Wanted, journal: Journal) -> Outcome | None:
     """Run the search; None when it was interrupted."""
     show = choose(wanted.budget_s)
+    # Told to end politely, it ends as after Ctrl-C: a server of somebody else gets its plan back.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run_search(lab, bounds, wanted.terms, journal, (wanted.budget_s, wanted.most), show)
     except KeyboardInterrupt:
@@ -205,6 +208,7 @@ def _search(lab: Lab, bounds: Bounds, wanted: _Wanted, journal: Journal) -> Outc
         click.echo(f"stopped; what was measured is kept in {journal.path}; add --resume to go on", err=True)
         return None
     finally:
+        signal.signal(signal.SIGTERM, before)
         show.close()
         journal.close()
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from hybrid.planner.measures import Setting
 from hybrid.tune.chart import Mark, Series, chart
 from hybrid.tune.report import knee_text, measured_n, rejections, setting_text, where
 from hybrid.tune.values import Found, Outcome, Trial
@@ -17,12 +18,15 @@ h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 10px;
 section { background: #fff; border: 1px solid #e4e8ee; border-radius: 8px; padding: 18px 20px; margin-top: 18px; }
 .quiet { color: #6b7785; } p { margin: 6px 0; }
 .cards { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 18px; }
-.card { flex: 1 1 180px; background: #fff; border: 1px solid #e4e8ee; border-radius: 8px; padding: 12px 16px; }
-.card b { display: block; font-size: 22px; } .card span { color: #6b7785; font-size: 13px; }
+.card { flex: 1 1 140px; background: #fff; border: 1px solid #e4e8ee; border-radius: 8px; padding: 12px 16px; }
+.card b { display: block; font-size: 20px; } .card span { color: #6b7785; font-size: 13px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; color: #6b7785; font-weight: 600; border-bottom: 2px solid #e4e8ee; padding: 4px 8px; }
 td { border-bottom: 1px solid #eef1f4; padding: 4px 8px; vertical-align: top; }
+td.w { white-space: nowrap; }
+td.bar { min-width: 90px; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.bar i { display: block; height: 4px; border-radius: 2px; background: #9db7e8; margin-top: 2px; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.best td { background: #eef7f1; } tr.out td { color: #8a5a00; } tr.fail td { color: #a3262a; }
 code { font: 13px ui-monospace, monospace; background: #f0f2f5; padding: 2px 5px; border-radius: 4px; }
@@ -50,8 +54,8 @@ def report_html(outcome: Outcome, context: Context) -> str:
         _section("Latency over rate", _curve(found)),
         _section("How to use it", "".join(f"<p><code>{escape(line)}</code></p>" for line in context.use)),
         _section("Plan", _plan(outcome)),
-        _section("Rejected, and why", _rejected(found)),
-        _section("Trials", _trials(found)),
+        _section("Settings that were tried, and why they fell out", _settings(found)),
+        _section("All trials", _trials(found)),
         _section("Machine", _pairs(context.machine)),
     ]
     return (
@@ -67,7 +71,7 @@ def _cards(outcome: Outcome) -> str:
     sure = "99 % confidence" if found.certain else "not certain"
     cards = [
         (setting_text(found.setting, with_engine=False), found.setting.engine),
-        (f"{found.rps:.4g} requests/s", f"goodput{slo}, {sure}" if found.slo_s is not None else "saturated throughput"),
+        (f"{found.rps:.4g}/s", f"requests{slo}, {sure}" if found.slo_s is not None else "requests, saturated"),
         (f"{_ms(found.p99_s)} ms", "p99 at that rate"),
     ]
     if found.gain_over_default is not None and found.default is not None:
@@ -92,7 +96,8 @@ def _curve(found: Found) -> str:
         # Its label stands where the best rate's is not.
         marks.append(Mark(1000.0 * found.curve.knee_p99_s, f"knee at {found.curve.knee_rps:.4g}/s", _KNEE))
     drawn = chart(lines, marks, "requests per second, Poisson", "latency in ms, from the intended send time")
-    notes = "".join(f'<p class="quiet">{escape(text)}.</p>' for text in (knee_text(found), *found.notes))
+    sentences = (text[:1].upper() + text[1:] for text in (knee_text(found), *found.notes))
+    notes = "".join(f'<p class="quiet">{escape(text)}.</p>' for text in sentences)
     return (drawn or '<p class="quiet">No time was left to measure the curve.</p>') + notes
 
 
@@ -102,27 +107,50 @@ def _plan(outcome: Outcome) -> str:
     rows = [
         (key, _value(value), str(reasons.get(key, "")))
         for key, value in plan.items()
-        if key in reasons and value not in ("", [])
+        if key in reasons and any(value if isinstance(value, list) else [value != ""])
     ]
     return _table((("key", ""), ("value", ""), ("why", "")), [("", row) for row in rows])
 
 
-def _rejected(found: Found) -> str:
-    rows = [("", (setting_text(setting), place, text)) for setting, place, text in rejections(found.trials)]
-    if not rows:
-        return '<p class="quiet">Nothing was.</p>'
-    return _table((("setting", ""), ("where", ""), ("why", "")), rows)
+def _settings(found: Found) -> str:
+    """One line per setting: what it got in each round, with bars to compare them by, and why it is not the best."""
+    scores: dict[Setting, dict[int, float]] = {}
+    for trial in found.trials:
+        if trial.ask.round:
+            scores.setdefault(trial.ask.setting, {})[trial.ask.round] = trial.score or 0.0
+    numbers = sorted({number for by_round in scores.values() for number in by_round})
+    highest = {n: max(by_round.get(n, 0.0) for by_round in scores.values()) for n in numbers}
+    why = {setting: f"{place}: {text}" for setting, place, text in rejections(found.trials)}
+    why[found.setting] = "the best"
+    order = sorted(scores, key=lambda s: (-max(scores[s]), s != found.setting, -scores[s][max(scores[s])]))
+    lines = []
+    for setting in order:
+        bars = "".join(f'<td class="bar">{_bar(scores[setting].get(n), highest[n])}</td>' for n in numbers)
+        kind = "best" if setting == found.setting else ""
+        lines.append(
+            f'<tr class="{kind}"><td>{escape(setting_text(setting))}</td>{bars}'
+            f"<td>{escape(why.get(setting, ''))}</td></tr>"
+        )
+    head = "".join(f"<th>round {n}, requests/s</th>" for n in numbers)
+    return f'<div class="scroll"><table><tr><th>setting</th>{head}<th></th></tr>{"".join(lines)}</table></div>'
+
+
+def _bar(score: float | None, highest: float) -> str:
+    if score is None:
+        return ""
+    return f'{score:.4g}<i style="width:{100.0 * score / highest if highest else 0.0:.0f}%"></i>'
 
 
 def _trials(found: Found) -> str:
     numbers = ("load", "s", "req/s", "p50 ms", "p99 ms", "late", "errors", "batch")
-    columns = [("phase", ""), ("setting", ""), *((name, "n") for name in numbers), ("verdict", "")]
+    columns = [("phase", "w"), ("setting", "w"), *((name, "n") for name in numbers), ("verdict", "")]
     return _table(columns, [(_kind(trial, found), _cells(trial)) for trial in found.trials])
 
 
 def _cells(trial: Trial) -> tuple[str, ...]:
     ask, seen = trial.ask, trial.seen
-    load = f"{ask.load.rate_rps:.4g}/s" if ask.load.rate_rps else f"{ask.load.clients} clients"
+    crowd = f"{ask.load.clients} client{'s' if ask.load.clients > 1 else ''}"
+    load = f"{ask.load.rate_rps:.4g}/s" if ask.load.rate_rps else crowd
     load += f", {ask.load.rows} rows" if ask.load.rows > 1 else ""
     void = " (void)" if seen.void else ""
     stopped = " (stopped early)" if seen.stopped else ""

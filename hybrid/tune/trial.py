@@ -123,14 +123,14 @@ class Lab:
         }
         if setting.engine != self.served.plan["engine"] or self._touched:
             plan["engine"] = setting.engine if setting.engine != "simulated" else None
-        self._in_force = None
+        self._in_force, self._touched = None, True  # before, for whoever is interrupted inside
         try:
             self._replan(plan)
         except Refused as error:
             if error.answer_status in (401, 403, 404, 405):
                 raise StartupError(f"{self._target.base} does not let its plan be changed: {error.words}") from error
             return error.words
-        self._in_force, self._touched = setting, True
+        self._in_force = setting
         return ""
 
     def _replan(self, plan: Mapping[str, Any]) -> None:
