@@ -33,12 +33,16 @@ class Series(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """A line across the chart, at an x (`vertical`) or at a y, with its label."""
+    """A line across the chart, at an x (`vertical`) or at a y, with its label.
+
+    A vertical one has it low and to its left, or `high` and to its right, so that two beside each other stay readable.
+    """
 
     at: float
     label: str
     colour: str
     vertical: bool = False
+    high: bool = False
 
 
 class _Scale(Struct, frozen=True):
@@ -112,8 +116,9 @@ def _mark(mark: Mark, scale: _Scale) -> str:
     if mark.vertical:
         x = scale.x(mark.at)
         line = f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_HEIGHT - _BOTTOM}" {dashes}/>'
-        anchor, beside = ("end", x - 6) if mark.at > 0.5 * scale.x_high else ("start", x + 6)
-        return line + _text(beside, _HEIGHT - _BOTTOM - 8, mark.label, anchor, mark.colour)
+        left = mark.at > 0.3 * scale.x_high if not mark.high else mark.at > 0.85 * scale.x_high
+        anchor, beside = ("end", x - 6) if left else ("start", x + 6)
+        return line + _text(beside, _TOP + 14 if mark.high else _HEIGHT - _BOTTOM - 8, mark.label, anchor, mark.colour)
     y = scale.y(mark.at)
     line = f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" {dashes}/>'
     return line + _text(_LEFT + 6, y - 6, mark.label, "start", mark.colour)

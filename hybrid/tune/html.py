@@ -13,7 +13,7 @@ from hybrid.tune.values import Found, Outcome, Trial
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #f6f7f9; margin: 0; }
-main { max-width: 960px; margin: 0 auto; padding: 28px 20px 60px; }
+main { max-width: 1060px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 10px; }
 section { background: #fff; border: 1px solid #e4e8ee; border-radius: 8px; padding: 18px 20px; margin-top: 18px; }
 .quiet { color: #6b7785; } p { margin: 6px 0; }
@@ -92,9 +92,9 @@ def _curve(found: Found) -> str:
     marks = [Mark(found.rps, f"best {found.rps:.4g}/s", _RATE, vertical=True)]
     if found.slo_s is not None:
         marks.append(Mark(1000.0 * found.slo_s, f"objective p99 {_ms(found.slo_s)} ms", _SLO))
-    if found.curve.knee_rps is not None and found.curve.knee_p99_s is not None:
-        # Its label stands where the best rate's is not.
-        marks.append(Mark(1000.0 * found.curve.knee_p99_s, f"knee at {found.curve.knee_rps:.4g}/s", _KNEE))
+    if found.curve.knee_rps is not None:
+        label = f"knee {found.curve.knee_rps:.4g}/s"
+        marks.append(Mark(found.curve.knee_rps, label, _KNEE, vertical=True, high=True))
     drawn = chart(lines, marks, "requests per second, Poisson", "latency in ms, from the intended send time")
     sentences = (text[:1].upper() + text[1:] for text in (knee_text(found), *found.notes))
     notes = "".join(f'<p class="quiet">{escape(text)}.</p>' for text in sentences)
@@ -142,12 +142,14 @@ def _bar(score: float | None, highest: float) -> str:
 
 
 def _trials(found: Found) -> str:
+    engines = len({trial.ask.setting.engine for trial in found.trials})
     numbers = ("load", "s", "req/s", "p50 ms", "p99 ms", "late", "errors", "batch")
     columns = [("phase", "w"), ("setting", "w"), *((name, "n") for name in numbers), ("verdict", "")]
-    return _table(columns, [(_kind(trial, found), _cells(trial)) for trial in found.trials])
+    key = '<p class="quiet">Green: the best setting. Amber: one that fell out there. Red: it failed, or was late.</p>'
+    return key + _table(columns, [(_kind(trial, found), _cells(trial, engines > 1)) for trial in found.trials])
 
 
-def _cells(trial: Trial) -> tuple[str, ...]:
+def _cells(trial: Trial, with_engine: bool) -> tuple[str, ...]:
     ask, seen = trial.ask, trial.seen
     crowd = f"{ask.load.clients} client{'s' if ask.load.clients > 1 else ''}"
     load = f"{ask.load.rate_rps:.4g}/s" if ask.load.rate_rps else crowd
@@ -156,7 +158,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
     stopped = " (stopped early)" if seen.stopped else ""
     return (
         where(trial),
-        setting_text(ask.setting),
+        setting_text(ask.setting, with_engine),
         load,
         f"{ask.load.seconds:.2g}",
         f"{seen.rps:.4g}",
