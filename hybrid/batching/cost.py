@@ -9,11 +9,13 @@ from typing import Final
 
 from msgspec import Struct
 
+#: What a batch costs beside the engine, in seconds: packing, two messages, handing out rows.
+AROUND_S: Final = 0.0003
 _FORGET: Final = 0.98
 _FORGET_SLOWLY: Final = 0.995
 _ENOUGH: Final = 8.0  # batches from which on a fitted line is believed
-_AROUND_S: Final = 0.0003  # what a batch costs beside the engine: packing, two messages, handing out rows
 _MOST: Final = 1e6
+_SPREAD: Final = 1e-3  # variance of sizes, relative to their mean squared, from which on they determine a line
 
 
 class CostModel:
@@ -29,6 +31,11 @@ class CostModel:
     def known(self) -> bool:
         """Whether at least one batch was observed."""
         return self._n > 0.0
+
+    @property
+    def tells_sizes(self) -> bool:
+        """Whether batches of different size were observed, however few."""
+        return self._n > 0.0 and self._xx / self._n > (1.0 + _SPREAD) * (self._x / self._n) ** 2
 
     def observe(self, rows: float, seconds: float) -> None:
         """Take in one executed batch."""
@@ -60,7 +67,7 @@ class CostModel:
             return None
         mean_x, mean_y = self._x / self._n, self._y / self._n
         variance = self._xx / self._n - mean_x * mean_x
-        if variance <= 1e-3 * mean_x * mean_x:
+        if variance <= _SPREAD * mean_x * mean_x:
             return None
         slope = (self._xy / self._n - mean_x * mean_y) / variance
         return mean_y - slope * mean_x, slope
@@ -93,7 +100,7 @@ class SizeCost:
         if line is None:
             return None
         per_unit_s, fixed_s = line
-        return max(0.0, fixed_s) + _AROUND_S, max(0.0, per_unit_s)
+        return max(0.0, fixed_s) + AROUND_S, max(0.0, per_unit_s)
 
     def fixed_work(self) -> float | None:
         """Return the work that costs as much as one more batch; None while it is not known."""

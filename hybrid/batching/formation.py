@@ -71,6 +71,23 @@ class BySize:
                     room -= sum(piece.rows for piece in filling)
         return taken
 
+    def within(self, fixed: float | None) -> bool:
+        """Whether no two pieces are further apart in size than `fixed`; where it is None, than the shortest is long.
+
+        They may all share a batch then. Where they may not, sizes alone spread them over several.
+        """
+        levels = self._levels.values()
+        shortest, longest = min(level[0][0] for level in levels), max(level[-1][0] for level in levels)
+        return longest - shortest <= max(1.0, shortest if fixed is None else fixed)
+
+    def larger_than(self, rows: int) -> "Piece | None":
+        """A piece of more rows than this, of the most urgent priority that has one; it stays in here."""
+        for priority in sorted(self._levels):
+            for _, _, piece in self._levels[priority]:
+                if piece.rows > rows:
+                    return piece
+        return None
+
     def _fill(self, priority: int, longest: int, room: int, fixed: float) -> list["Piece"]:
         level = self._levels[priority]
         places: list[int] = []

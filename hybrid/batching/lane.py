@@ -1,10 +1,10 @@
 """One lane: the queue of one data format, or of one size class of it, and what its batches have cost."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
-from hybrid.batching.cost import CostModel, SizeCost
+from hybrid.batching.cost import AROUND_S, CostModel, SizeCost
 from hybrid.batching.formation import BySize
 from hybrid.batching.queue import INFINITY, LaneKey, Piece, PieceState
 
@@ -65,13 +65,14 @@ class Lane:
         if len(self._heap) > 2 * self.pieces + 64:
             self._compact()
 
-    def take(self, max_rows: int) -> list[Piece]:
+    def take(self, max_rows: int, cut: bool = False) -> list[Piece]:
         """Remove and return pieces that fit into `max_rows` together: the most urgent one at least, and its company.
 
-        Company are the next in urgency, or the neighbours in size where the lane is ordered by size.
+        Company are the next in urgency, or the neighbours in size where the lane is ordered by size. With `cut` a piece
+        that is too large leaves a part of itself behind; else the most urgent one is taken however large it is.
         """
         if self.by_size is not None:
-            return self._take_neighbours(self.by_size, max_rows)
+            return self._take_neighbours(self.by_size, max_rows, cut)
         taken: list[Piece] = []
         room = max_rows
         heap = self._heap
@@ -80,6 +81,9 @@ class Lane:
             if piece.state is not PieceState.QUEUED:
                 heappop(heap)
                 continue
+            if piece.rows > room and cut:
+                self._left(max_rows, len(taken))
+                return [*taken, piece.cut_off(room)]
             if piece.rows > room and taken:
                 break
             heappop(heap)
@@ -100,6 +104,15 @@ class Lane:
     def predict(self, rows: int) -> float:
         """Return the expected seconds of a batch of `rows` rows of the usual size; 0 while nothing is known."""
         return self.cost.predict(rows * self.row_work)
+
+    def predictor(self, otherwise: CostModel) -> Callable[[int], float] | None:
+        """Return what predicts the seconds of a batch by its rows; None where the difference rows make is not known.
+
+        `otherwise` serves where batches of this lane have not told yet: it is over rows of any size.
+        """
+        if self.cost.line() is not None:
+            return lambda rows: AROUND_S + self.predict(rows)
+        return (lambda rows: AROUND_S + otherwise.predict(rows)) if otherwise.tells_sizes else None
 
     def urgency(self) -> tuple[int, float]:
         """Return the priority of the most urgent piece and the arrival of the oldest, of a lane that is not empty."""
@@ -127,15 +140,23 @@ class Lane:
             self._earliest_left = False
         return self._earliest
 
-    def _take_neighbours(self, by_size: BySize, max_rows: int) -> list[Piece]:
+    def _take_neighbours(self, by_size: BySize, max_rows: int, cut: bool) -> list[Piece]:
         heap = self._heap
         while heap[0][3].state is not PieceState.QUEUED:
             heappop(heap)
+        if cut and heap[0][3].rows > max_rows:
+            self._left(max_rows, 0)
+            return [heap[0][3].cut_off(max_rows)]
         anchor = heappop(heap)[3]
         fixed = self.size_cost.fixed_work()
         # Until it is known: as if a batch cost as much by itself as one row does.
         taken = by_size.take(anchor, max_rows, max(1.0, anchor.size if fixed is None else fixed))
-        self._left(sum(piece.rows for piece in taken), len(taken))
+        rows = sum(piece.rows for piece in taken)
+        larger = by_size.larger_than(max_rows - rows) if cut and rows < max_rows else None
+        if larger is not None:
+            self._left(max_rows, len(taken))
+            return [*taken, larger.cut_off(max_rows - rows)]
+        self._left(rows, len(taken))
         return taken
 
     def _left(self, rows: int, pieces: int) -> None:

@@ -7,7 +7,7 @@ from hybrid.batching.classes import ONE_CLASS, BatchCost, class_of
 from hybrid.batching.cost import CostModel
 from hybrid.batching.formation import cut_even, cut_sorted
 from hybrid.batching.lane import Lane
-from hybrid.batching.policy import BatchPolicy, LaneView, leave_at, release
+from hybrid.batching.policy import BatchPolicy, LaneView, leave_at, release, spread
 from hybrid.batching.queue import INFINITY, LaneCounters, LaneKey, Piece, Ticket
 from hybrid.batching.types import Batch
 from hybrid.messages import ReleaseReason
@@ -68,20 +68,27 @@ class Lanes:
             del self._waiting[lane]
 
     def form(
-        self, policy: BatchPolicy, draining: bool, now: float
+        self, policy: BatchPolicy, draining: bool, now: float, idle: int = 1
     ) -> tuple[LaneKey, list[Piece], ReleaseReason] | None:
-        """Take the pieces of the next batch out of their lane; None when nothing may leave."""
+        """Take the pieces of the next batch out of their lane; None when nothing may leave.
+
+        `idle` workers have nothing to do, the one that the batch is for among them.
+        """
         chosen = self.choose(policy, draining, now)
         if chosen is None:
             return None
         lane, reason = chosen
         before = lane.rows
-        pieces = lane.take(policy.max_batch)
+        most = policy.max_batch if idle < 2 or before < 2 else self._share(lane, policy, idle)
+        shared = most < policy.max_batch
+        pieces = lane.take(most, shared)
         taken = before - lane.rows
         self.rows -= taken
         if not lane.rows:
             del self._waiting[lane]
-        elif lane.by_size is not None and taken < policy.max_batch and reason in _ROOM_LEFT:
+        if shared:
+            reason = ReleaseReason.IDLE_WORKER  # it is not full, and no class edge cut it either
+        elif lane.rows and lane.by_size is not None and taken < policy.max_batch and reason in _ROOM_LEFT:
             reason = ReleaseReason.SIZE_CLASS
         return lane.key, pieces, reason
 
@@ -170,6 +177,20 @@ class Lanes:
         fixed = lane.size_cost.fixed_work() if lane is not None else None
         usual = sum(ticket.sizes) / ticket.rows if fixed is None else fixed
         return cut_sorted(ticket.sizes, policy.max_batch, max(1.0, usual))
+
+    def _share(self, lane: Lane, policy: BatchPolicy, idle: int) -> int:
+        """Return the most rows of the next batch where other workers idle, so that they get theirs.
+
+        Not where batches wait for company or have one shape: there somebody wants them full. Not where rows of this
+        lane differ too much in size to share a batch, because then they fill several anyway.
+        """
+        idle -= len(self._waiting) - 1  # each other lane has the first claim on one
+        if idle < 2 or policy.static or policy.max_wait_s > 0.0:
+            return policy.max_batch
+        seconds = lane.predictor(self.unknown)
+        if seconds is None or (lane.by_size is not None and not lane.by_size.within(lane.size_cost.fixed_work())):
+            return policy.max_batch
+        return spread(lane.rows, idle, policy.max_batch, seconds)
 
     def _view(self, lane: Lane, policy: BatchPolicy, draining: bool) -> LaneView:
         # Deadlines only matter to a lane that may be held back; looking for the earliest one is not free.

@@ -5,7 +5,8 @@ arrivals no waiting rule gains more than 0.3 % over it and some lose 16 %. A wai
 waiting request, never from the end of the last batch: a clock started elsewhere delays a lone request for nothing.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from hybrid.messages import ReleaseReason
 #: fifo: one queue per data format, most urgent first. classes: one queue per size class. sorted: one queue, and a
 #: batch is made of the most urgent piece and its neighbours by size.
 Formation = Literal["fifo", "classes", "sorted"]
+_WORTH_SHARING: Final = 0.9
 
 
 class BatchPolicy(Struct, frozen=True):
@@ -62,6 +64,18 @@ def release(policy: BatchPolicy, view: LaneView, now: float) -> ReleaseReason | 
     if now >= view.due_at:
         return ReleaseReason.DEADLINE
     return ReleaseReason.DRAIN if view.draining else None
+
+
+def spread(rows: int, workers: int, max_batch: int, seconds: Callable[[int], float]) -> int:
+    """Return how many of the `rows` that wait one of `workers` idle workers takes: its share, or as many as may be.
+
+    `seconds` predicts a batch. Sharing computes what a batch costs by itself several times, so it has to pay: the
+    share must be done in at most nine tenths of the time that the rows take together.
+    """
+    together, share = min(rows, max_batch), -(-rows // workers)
+    if share >= together:
+        return max_batch
+    return share if seconds(share) <= _WORTH_SHARING * seconds(together) else max_batch
 
 
 def leave_at(policy: BatchPolicy, oldest_at: float, due_at: float) -> float:

@@ -129,6 +129,20 @@ class Piece:
         sizes = self.ticket.sizes
         return sum(sizes[self.start : self.start + self.rows]) if sizes else self.size * self.rows
 
+    def cut_off(self, rows: int) -> "Piece":
+        """Return the first `rows` rows as a piece of their own and keep the others.
+
+        This piece stays what its lane knows it as: its place in every order, and its size, that of its longest row.
+        """
+        ticket = self.ticket
+        first = Piece(ticket, self.start, rows)
+        first.lane_key, first.sequence, first.state = self.lane_key, self.sequence, self.state
+        self.start += rows
+        self.rows -= rows
+        ticket.pieces.insert(ticket.pieces.index(self), first)
+        ticket.open_pieces += 1
+        return first
+
     def halve(self) -> tuple["Piece", "Piece"]:
         """Replace a piece that was too large to run by its two halves, in the same state."""
         ticket = self.ticket

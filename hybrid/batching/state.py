@@ -267,7 +267,7 @@ class BatchState:
         if self._next_isolated():
             group = [piece for piece in self._isolated.popleft() if piece.state is PieceState.ISOLATED]
             return self._send(worker, group[0].lane_key, group, ReleaseReason.ISOLATE, now)
-        formed = self.lanes.form(self.policy, self.draining, now)
+        formed = self.lanes.form(self.policy, self.draining, now, len(self._free.idle))
         return self._send(worker, *formed, now) if formed is not None else None
 
     def _send(self, worker: Worker, lane_key: LaneKey, pieces: list[Piece], reason: ReleaseReason, now: float) -> Batch:

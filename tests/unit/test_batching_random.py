@@ -4,12 +4,14 @@ import random
 from collections.abc import Callable
 
 import pytest
-from batching_world import LANES, World
+from batching_world import LANES, SECONDS, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybrid.batching.cost import CostModel
 from hybrid.batching.policy import BatchPolicy
 from hybrid.batching.queue import INFINITY, LaneKey, Outcome, Ticket
+from hybrid.batching.types import Batch
 from hybrid.errors import PoisonRefused, QueueFull, TooLarge
 from hybrid.messages import FailureKind
 
@@ -27,6 +29,14 @@ class Chaos(World):
         self.honest = honest  # batches fail only for rows that are bad
         self.memory_rows = rng.choice([1, 3, 10**9])
         self.calm = rng.random() / 2
+        self.rows_cost(rng.choice([0.0, SECONDS]))
+
+    def rows_cost(self, per_row_s: float) -> None:
+        """Above 0 rows are spread over workers that idle."""
+        self.seconds_of = lambda batch: SECONDS + per_row_s * batch.rows
+        self.state.lanes.unknown = CostModel()
+        for rows in (1, 8):
+            self.state.lanes.unknown.observe(rows, SECONDS + per_row_s * rows)
 
     def events_of(self) -> list[Callable[[], object]]:
         common: list[Callable[[], object]] = [
@@ -111,6 +121,27 @@ class Chaos(World):
         self.assert_at_rest()
 
 
+class Calm(Chaos):
+    """Few requests for many workers, so that several of them idle when a request comes."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng, honest=False)
+        self.rows_cost(SECONDS)
+        self.cuts = 0
+        while len(self.state.workers) < 4:
+            self.up(rng.randint(1, 2))
+
+    def events_of(self) -> list[Callable[[], object]]:
+        return [*super().events_of(), *[self.end_one] * 12]
+
+    def pump(self) -> list[Batch]:
+        pieces = sum(len(ticket.pieces) for ticket in self.state.tickets.values())
+        batches = super().pump()
+        if sum(len(ticket.pieces) for ticket in self.state.tickets.values()) > pieces:
+            self.cuts += 1
+        return batches
+
+
 def _policy(rng: random.Random) -> BatchPolicy:
     max_batch = rng.choice([1, 2, 4, 8, 8, 32])
     return BatchPolicy(
@@ -134,6 +165,7 @@ def _guilty(world: World, ticket: Ticket) -> bool:
 
 
 total_events = 0
+total_cuts = 0
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -165,12 +197,31 @@ def drive_honest(seed: int) -> None:
     total_events += world.events
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(seed=seeds)
+def drive_calm(seed: int) -> None:
+    global total_cuts
+    rng = random.Random(seed)
+    world = Calm(rng)
+    for _ in range(STEPS // 2):
+        world.step(rng.randrange(10**6))
+    world.finish()
+    total_cuts += world.cuts
+
+
 @pytest.mark.slow
 def test_random_events():
     """Whatever happens: invariants hold after each event and every request is answered exactly once."""
     drive_anything()
     drive_honest()
     assert total_events >= 100_000
+
+
+@pytest.mark.slow
+def test_random_events_where_workers_idle():
+    """The same with requests that are cut over the workers that have nothing to do."""
+    drive_calm()
+    assert total_cuts >= 30
 
 
 @pytest.mark.slow
