@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("null_overhead", "served_vs_raw", "mixed_lengths", "batch_offline", "memory_limit")
+NAMES = ("null_overhead", "served_vs_raw", "mixed_lengths", "batch_offline", "memory_limit", "replan")
 
 
 def main() -> None:

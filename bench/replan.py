@@ -36,6 +36,7 @@ _AFTER_S: Final = 0.5  # what a switch has delayed may still be late when it is 
 _SETTLED_S: Final = 1.0
 _QUIET_S: Final = 4.0
 _CLIENTS: Final = 32
+_CAPACITY_ROUNDS: Final = 3
 
 
 class Sent(Struct, frozen=True):
@@ -92,7 +93,7 @@ def replan(base: str, model: str, plan: dict[str, int]) -> tuple[bool, ...]:
 
 def capacity_rps(url: str, payloads: tuple[Payload, ...]) -> float:
     """Return the rate of a closed loop of many clients."""
-    return run(LoadSpec(url=url, payloads=payloads, arrivals=Closed(_CLIENTS), seconds=3.0, warmup_s=1.0)).rps
+    return run(LoadSpec(url=url, payloads=payloads, arrivals=Closed(_CLIENTS), seconds=1.5, warmup_s=0.5)).rps
 
 
 async def under_load(spec: LoadSpec, base: str, model: str, times: int) -> tuple[Recorder, list[Switch]]:
@@ -129,10 +130,12 @@ def main() -> None:
     with local(arguments.model) as target:
         url = target.infer_url(arguments.model)
         payloads = for_model(target.metadata(arguments.model), PayloadSettings())
-        capacities = []
-        for plan in _PLANS:
+        rounds = []
+        for plan in _PLANS * _CAPACITY_ROUNDS:
             replan(target.base, arguments.model, plan)
-            capacities.append(capacity_rps(url, payloads))
+            rounds.append(capacity_rps(url, payloads))
+        # The best of several: whatever disturbs a round makes it slower.
+        capacities = [max(rounds[number :: len(_PLANS)]) for number in range(len(_PLANS))]
         rate = _SHARE * min(capacities)
         longest_s = arguments.times * 60.0
         spec = LoadSpec(url=url, payloads=payloads, arrivals=Poisson(rate, seed=1), seconds=longest_s, warmup_s=0.0)

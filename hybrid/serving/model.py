@@ -175,6 +175,7 @@ class ServedModel:
     def take_over(self, other: "ServedModel") -> None:
         """Be responsible from now on for what both use."""
         self._heir_of = None
+        self.since_s = self._clock()
         if self.preprocess is other.preprocess:
             self.owns_preprocess, other.owns_preprocess = other.owns_preprocess, False
 

@@ -9,6 +9,8 @@ from hybrid.workers.member import Member, MemberState
 
 _ROOM_TO_GROW: Final = 1.25  # over what a fresh worker holds: a limit below that would recycle for ever
 
+_GENTLE_PATIENCE: Final = 10.0  # at a low priority a tenth of a CPU is left for a start under full load
+
 
 class Fault(Struct, frozen=True):
     """Why a worker must be ended. `own` when what it executes is the reason, and not somebody outside."""
@@ -23,8 +25,8 @@ def fault_of(member: Member, settings: WorkerSettings, now: float) -> Fault | No
     if child is None:
         return None
     if member.state is MemberState.STARTING:
-        late = now - member.since > settings.start_timeout_s
-        return Fault(f"not ready after {settings.start_timeout_s:g} s") if late else None
+        limit_s = settings.start_timeout_s * (_GENTLE_PATIENCE if member.gently else 1.0)
+        return Fault(f"not ready after {limit_s:g} s") if now - member.since > limit_s else None
     if member.state is MemberState.STOPPED:
         return None
     overdue_s = member.overdue_s(now)

@@ -61,6 +61,7 @@ class Member:
         self.running_since = now
         self.child: ChildProcess | None = None
         self.start_error = ""
+        self.gently = False  # it starts at a low priority
         self.batches_n = 0
         self.fresh_rss_bytes = 0
 

@@ -220,6 +220,7 @@ class WorkerPool:
             self._not_started(seat, f"cannot make shared memory: {error.strerror}")
             return
         self.members[member.id] = member
+        member.gently = gently
         cores = plan.cores[seat] if seat < len(plan.cores) else ()
         threads = str(plan.threads_per_instance)
         start = wire.StartWorker(

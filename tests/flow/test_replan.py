@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,8 +172,24 @@ def test_texts_go_on_through_the_same_preprocess_process():
             assert (status, plan["restarted"]) == (200, True)
             assert embedding(server) == pytest.approx(before, abs=1e-5)
             assert preprocess(server) == process
-        # The CPU of the gentle start is given back: the worker runs at the priority of the server.
-        assert {psutil.Process(pid).nice() for pid in pids_of(server, "minilm")} == {psutil.Process().nice()}
+
+
+@pytest.mark.parametrize(
+    "prefix", [(), ("nice", "-n", "3"), ("setpriv", "--bounding-set=-sys_nice")], ids=["plain", "nice", "unprivileged"]
+)
+def test_workers_that_started_gently_have_the_priority_of_the_server_in_all_their_threads(tmp_path, prefix):
+    if prefix[:1] == ("setpriv",) and (os.getuid() or not shutil.which("setpriv")):
+        pytest.skip("needs root and setpriv, to do without the privilege")
+    folder(tmp_path, "m", 1.0)
+    with Server(options=["--repository", str(tmp_path)], prefix=prefix) as server:
+        assert server.process is not None
+        usual = psutil.Process(server.process.pid).nice()
+        assert replan(server, threads_per_instance=2)[0] == 200
+        (pid,) = pids_of(server, "m")
+        threads = os.listdir(f"/proc/{pid}/task")
+        assert len(threads) >= 3  # main, beat, and one of the engine's own
+        assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {usual}
+        assert ask(server, "m") == 1.0
 
 
 # SIGHUP -------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,13 @@ def member():
     made.close()
 
 
+@pytest.mark.parametrize(("gently", "limit_s"), [(False, 60.0), (True, 600.0)])
+def test_a_start_at_a_low_priority_may_take_ten_times_as_long(member, gently, limit_s):
+    member.state, member.gently = MemberState.STARTING, gently
+    assert fault_of(member, SETTINGS, NOW + limit_s) is None
+    assert fault_of(member, SETTINGS, NOW + limit_s + 0.1) == Fault(f"not ready after {limit_s:g} s")
+
+
 def give(member, batch, *, expected_s=0.1, limit_s=5.0, at=NOW):
     member.take(batch, Taken(member.free[-1], 1, expected_s, limit_s), at)
 
