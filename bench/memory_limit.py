@@ -1,6 +1,6 @@
 """Is the largest batch that memory allows safe, and is it large? 200 trials, each under a limit of its own.
 
-    python -m bench memory_limit            (or: python -m bench.memory_limit --trials 20, then --more until all are done)
+    python -m bench memory_limit            (or: python -m bench.memory_limit --trials 20, and again with --more)
 
 A trial draws a model and a limit, and has the planner's probe find the largest batch by measuring under that limit. The
 batch is then run in a fresh process, with batches of random sizes behind it as a server has them, and the true maximum

@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from hybrid.app import Blueprint, overlong_deadlines
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
+from hybrid.cli.measuring import measuring, measuring_options
 from hybrid.config import Config, ServerSettings
 from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
@@ -18,6 +20,7 @@ from hybrid.models.catalog import builtin_names
 from hybrid.planner.explain import plan_table
 from hybrid.planner.prepare import plan_here
 from hybrid.planner.types import PlanOverrides
+from hybrid.probing.measuring import Measuring
 from hybrid.serving.hangup import Reread
 from hybrid.serving.opening import Opening, open_sources
 from hybrid.serving.replan import Standing
@@ -53,6 +56,7 @@ from hybrid.telemetry.logs import setup_logging
     default=None,
     help="Engine for every model.  [default: the plan's choice]",
 )
+@measuring_options
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
 @click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
@@ -78,6 +82,7 @@ def serve(
         "repository": flags["repository"],
         "repository_poll_s": flags["repository_poll_s"],
         "repository_strict": flags["repository_strict"],
+        "planner.measure": flags["measure"],
         "server.host": host,
         "server.port": port,
         "server.grpc_port": flags["grpc_port"],
@@ -90,7 +95,7 @@ def serve(
         now = load_config(config_file, os.environ, overrides)
         return Reread(now.profile, tuple(key for key in changed_keys(config, now) if key != "profile"))
 
-    _serve(config, _plan_overrides(flags), reread)
+    _serve(config, _plan_overrides(flags), reread, fresh=bool(flags["fresh"]))
 
 
 def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
@@ -112,11 +117,18 @@ def _warnings(server: ServerSettings, opening: Opening) -> Iterator[str]:
         yield f"{name} is not served: {reason}"
 
 
-def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread]) -> None:
+def _known_only(config: Config) -> Measuring:
+    """What is planned while the server runs is planned by what is known: measuring would disturb what is served."""
+    never = config.planner.measure == "never"
+    return Measuring(replace(config.planner, measure="never" if never else "cached"))
+
+
+def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread], fresh: bool) -> None:
     folder = Path(config.repository).expanduser() if config.repository else None
     sources = ModelSources(config.models or (() if folder is not None else builtin_names()), folder)
-    plan = partial(plan_here, profile=config.profile, flags=overrides)
-    opening = open_sources(sources, plan, config.repository_strict)
+    plan = partial(plan_here, profile=config.profile, flags=overrides, measure=_known_only(config))
+    with measuring(config.planner, fresh) as measure:
+        opening = open_sources(sources, partial(plan, measure=measure), config.repository_strict)
     server, prepared = config.server, opening.prepared
     click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
     for warning in _warnings(server, opening):

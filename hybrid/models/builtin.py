@@ -23,7 +23,6 @@ def minilm() -> ModelSettings:
     """all-MiniLM-L6-v2 with int8 weights: text in, one vector of length 1 per text out."""
     return ModelSettings(
         name="minilm",
-        engine="onnxruntime",
         file=str(_packaged("minilm")),
         task="embed",
         description="text -> sentence embedding of 384 numbers (all-MiniLM-L6-v2)",
@@ -42,7 +41,6 @@ def nsfw() -> ModelSettings:
     """Yahoo's open_nsfw: an encoded image in, the probabilities [safe, not safe] out."""
     return ModelSettings(
         name="nsfw",
-        engine="onnxruntime",
         file=str(_packaged("nsfw")),
         task="classify",
         description="image -> probabilities [sfw, nsfw] (open_nsfw)",

@@ -4,7 +4,7 @@ Owns nothing; it is the edge around the pure `plan`, shared by `hybrid plan` and
 shown is the plan that is served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,9 +12,14 @@ from msgspec import Struct
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
 from hybrid.planner.machine import read_machine
+from hybrid.planner.measures import ModelProfile
 from hybrid.planner.plan import first_plan
 from hybrid.planner.profiles import AUTO, load_profile
+from hybrid.planner.shares import Key
 from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
+
+#: Says what was measured of models on a machine, for an objective, by name and version; may measure it first.
+Measure = Callable[[MachineFacts, Sequence[ModelSettings], Objective], Mapping[Key, ModelProfile]]
 
 
 class Prepared(Struct, frozen=True):
@@ -30,8 +35,11 @@ def plan_here(
     profile: str | Path = AUTO,
     flags: PlanOverrides | None = None,
     objective: Objective = "latency",
+    measure: Measure | None = None,
 ) -> Prepared:
-    """Plan `models` for this machine and process.
+    """Plan `models` for this machine and process, by what `measure` knows of them.
+
+    It is asked after a plan by rules has been made: what contradicts itself is refused before time is spent.
 
     Raises:
         ConfigError: the profile is unknown or wrong, or overrides contradict each other.
@@ -42,7 +50,11 @@ def plan_here(
     for model in models:
         if model.file:  # of several versions the largest counts: too few workers are better than too much memory
             sizes[model.name] = max(sizes.get(model.name, 0), file_bytes(Path(model.file)))
-    return Prepared(machine, loaded, first_plan(machine, models, loaded, flags, sizes, objective))
+    plans = first_plan(machine, models, loaded, flags, sizes, objective)
+    measured = measure(machine, models, objective) if measure is not None else {}
+    if measured:
+        plans = first_plan(machine, models, loaded, flags, sizes, objective, measured)
+    return Prepared(machine, loaded, plans)
 
 
 def file_bytes(path: Path) -> int:

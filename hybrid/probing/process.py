@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from hybrid.engines.base import EngineFailure
+from hybrid.engines.base import Arrays, EngineFailure
 from hybrid.engines.pipeline import Pipeline
 from hybrid.engines.registry import load_engine
 from hybrid.errors import HybridError
@@ -71,7 +71,7 @@ class ProbeProcess:
 
     def _time(self, command: messages.Time) -> messages.Timed:
         inputs, rows, run = self._feed.rows(command.rows), command.rows, self._pipeline.run
-        group = max(1, int(_SHORTEST_S / max(self._warm_s, 1e-7)))
+        group = self._group(inputs, rows)
         batches: list[tuple[float, float]] = []
         time.sleep(max(0.0, command.begin_at - time.monotonic()))
         began = time.monotonic()
@@ -82,6 +82,18 @@ class ProbeProcess:
             batches.append((began, ended))
             began = ended
         return messages.Timed(tuple(batches), group)
+
+    def _group(self, inputs: Arrays, rows: int) -> int:
+        """How many batches take long enough to be timed together; 1 where one does."""
+        group = 1
+        taken_s = self._warm_s
+        while taken_s < _SHORTEST_S:
+            group *= 2
+            began = time.monotonic()
+            for _ in range(group):
+                self._pipeline.run(inputs, rows)
+            taken_s = time.monotonic() - began
+        return group
 
     def _peak(self, rows: int) -> messages.Peaked:
         inputs = self._feed.rows(rows)

@@ -16,7 +16,7 @@ from hybrid.config import ModelSettings, engines_for
 from hybrid.facts import MachineFacts
 from hybrid.planner.guess import is_simulated
 from hybrid.planner.measures import EngineProfile, Measurer, ModelProfile, Timing
-from hybrid.planner.search import Choice, Search
+from hybrid.planner.search import Search
 from hybrid.planner.space import MEMORY_SHARE, SearchQuestion
 from hybrid.probing import simulated
 from hybrid.probing.agreement import Sample, disagreement
@@ -40,11 +40,14 @@ Asking = Callable[[tuple[EngineProfile, ...]], SearchQuestion]
 
 
 class Answer(Struct, frozen=True):
-    """What was chosen and what it rests on. `complete` is False where the time was over before the search was done."""
+    """What is known, and which engines were left out and why.
 
-    choice: Choice
+    `took_s` is the time that it cost now; `complete` is False where the time was over before the search was done.
+    """
+
     profile: ModelProfile
     notes: dict[str, str]
+    took_s: float = 0.0
     complete: bool = True
 
 
@@ -85,10 +88,7 @@ class Session:
         engines = _usable(record.profile.engines, wanted, model.workers.device)
         known = bool(engines) and _question(asking(engines), wanted) in record.questions
         if known or not self._may_measure:
-            measured = tuple(engine for engine in engines if engine.timings)
-            if not any(not timing.failure for engine in measured for timing in engine.timings):
-                return None
-            return Answer(Search(asking(measured)).choice(), record.profile, record.notes)
+            return Answer(replace(record.profile, engines=engines), record.notes) if _any_time(engines) else None
         return self._measure(asking, record, engines, wanted)
 
     def _simulated(self, asking: Asking) -> Answer | None:
@@ -96,10 +96,9 @@ class Session:
         assert device is not None
         engine = simulated.engine_profile(device)
         measurer = simulated.SimulatedMeasurer(device, self._machine.cpu.usable, self._length)
-        found, choice, _ = _search(asking, (engine,), measurer)
-        if choice is None:
-            return None
-        return Answer(choice, ModelProfile(model.name, "simulated", "declared", self._length, found), {})
+        found, _ = _search(asking, (engine,), measurer)
+        profile = ModelProfile(model.name, "simulated", "declared", self._length, found)
+        return Answer(profile, {}) if _any_time(found) else None
 
     def _record(self) -> Record:
         machine, digest = machine_key(self._machine), self._cache.digest(self._model)
@@ -112,25 +111,25 @@ class Session:
         self, asking: Asking, record: Record, engines: tuple[EngineProfile, ...], wanted: Sequence[str]
     ) -> Answer | None:
         budget = Budget(self._budget_s)
-        notes = {name: text for name, text in record.notes.items() if name in wanted}
+        notes = dict(record.notes)
         engines = self._with_facts(engines, wanted, notes, budget)
         if not engines:
             return None
         with ProcessMeasurer(self._model, self._machine, self._length, budget, self._progress) as measurer:
-            engines, choice, complete = _search(asking, engines, measurer)
-        if choice is None:
+            engines, complete = _search(asking, engines, measurer)
+        if not _any_time(engines):
             return None
         profile = replace(
             record.profile,
             model=self._model.name,
             length=self._found_length or record.profile.length,
-            engines=engines,
+            engines=(*engines, *(e for e in record.profile.engines if e.engine not in wanted)),
             took_s=round(record.profile.took_s + budget.spent_s, 2),
             measured_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         questions = dict.fromkeys((*record.questions, _question(asking(engines), wanted)))
         self._cache.save(Record(profile, tuple(questions), notes))
-        return Answer(choice, profile, notes, complete)
+        return Answer(replace(profile, engines=engines), notes, budget.spent_s, complete)
 
     def _with_facts(
         self, engines: tuple[EngineProfile, ...], wanted: Sequence[str], notes: dict[str, str], budget: Budget
@@ -167,8 +166,11 @@ class Session:
 
 def _search(
     asking: Asking, engines: tuple[EngineProfile, ...], measurer: Measurer
-) -> tuple[tuple[EngineProfile, ...], Choice | None, bool]:
-    """Ask and tell until the search is done or the time over. Returns the engines with their new timings."""
+) -> tuple[tuple[EngineProfile, ...], bool]:
+    """Ask and tell until the search is done or the time over.
+
+    Returns the engines with their new timings, and whether the search was done.
+    """
     search = Search(asking(engines))
     complete = True
     while complete and (probes := search.next()):
@@ -177,8 +179,11 @@ def _search(
         complete = len(taken) == len(timings)
         search.tell(taken)
         engines = tuple(replace(e, timings=_merged(e, taken)) for e in engines)
-    known = any(not timing.failure for engine in engines for timing in engine.timings)
-    return engines, search.choice() if known else None, complete
+    return engines, complete
+
+
+def _any_time(engines: Sequence[EngineProfile]) -> bool:
+    return any(not timing.failure for engine in engines for timing in engine.timings)
 
 
 def _merged(engine: EngineProfile, timings: Sequence[Timing]) -> tuple[Timing, ...]:

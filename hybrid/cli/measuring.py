@@ -1,0 +1,50 @@
+"""What `serve` and `plan` share: the options about measuring, and showing on stderr that it is under way."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import click
+
+from hybrid.config import PlannerSettings
+from hybrid.probing.measuring import Measuring
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_WIDTH: Final = 78
+
+
+def measuring_options(command: C) -> C:
+    """Add --measure and --fresh to a command."""
+    measure = click.option(
+        "--measure",
+        type=click.Choice(["auto", "cached", "never"]),
+        default=None,
+        help="Measure models first, use only what is known of them, or neither.  [default: auto]",
+    )
+    fresh = click.option("--fresh", is_flag=True, help="Measure again what was measured before.")
+    return measure(fresh(command))
+
+
+@contextmanager
+def measuring(settings: PlannerSettings, fresh: bool) -> Iterator[Measuring]:
+    """What is known of models, as the settings say. On a terminal the step under way stands in a line of its own."""
+    live = sys.stderr.isatty()
+
+    def step(text: str) -> None:
+        if live:
+            click.echo(f"\r{text[:_WIDTH]:<{_WIDTH}}", nl=False, err=True)
+
+    def clear() -> None:
+        if live:
+            click.echo(f"\r{'':<{_WIDTH}}\r", nl=False, err=True)
+
+    def say(text: str) -> None:
+        clear()
+        click.echo(text, err=True)
+
+    try:
+        yield Measuring(settings, fresh=fresh, step=step, say=say)
+    finally:
+        clear()

@@ -1,0 +1,96 @@
+"""What is known of models when they are planned: read from the cache, or measured first where that is wanted.
+
+The edge between `planner.prepare` and the sessions. Must never decide by what it finds.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from hybrid.config import ModelSettings, PlannerSettings
+from hybrid.facts import MachineFacts
+from hybrid.planner.guess import has_own_device
+from hybrid.planner.measures import EngineProfile, ModelProfile
+from hybrid.planner.questions import own_memory, question_for
+from hybrid.planner.shares import Key, cpu_budget, key_of
+from hybrid.planner.space import SearchQuestion
+from hybrid.planner.types import Objective
+from hybrid.probing.cache import Cache, default_folder
+from hybrid.probing.session import Session
+
+_SHOWN_S: Final = 0.5
+
+Say = Callable[[str], None]
+
+
+class Measuring:
+    """Answers what is known of models. `step` hears what is being done, `say` what is worth a line of its own.
+
+    With `fresh` what was measured before is measured again, once for each model.
+    """
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        fresh: bool = False,
+        step: Say = lambda _: None,
+        say: Say = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._cache = Cache(Path(settings.cache_folder) if settings.cache_folder else default_folder(environ))
+        self._fresh = fresh
+        self._renewed: set[Key] = set()
+        self._step = step
+        self._say = say
+
+    def __call__(
+        self, machine: MachineFacts, models: Sequence[ModelSettings], objective: Objective
+    ) -> dict[Key, ModelProfile]:
+        """Return what is known of each model that anything is known of.
+
+        Each is measured alone and for all CPUs, whoever else is served: shares change, and times hold for all of them.
+        """
+        found: dict[Key, ModelProfile] = {}
+        for model in models if self._settings.measure != "never" else ():
+            profile = self._profile(machine, model, objective)
+            if profile is not None:
+                found[key_of(model)] = profile
+        if self._cache.warning:
+            self._say(f"warning: {self._cache.warning}")
+            self._cache.warning = ""
+        return found
+
+    def _profile(self, machine: MachineFacts, model: ModelSettings, objective: Objective) -> ModelProfile | None:
+        key = key_of(model)
+
+        def asking(engines: tuple[EngineProfile, ...]) -> SearchQuestion:
+            memory = own_memory(model, machine) if has_own_device(model) else machine.memory_limit_bytes
+            profile = ModelProfile(model.name, "", "", 0, engines)
+            return question_for(model, profile, cpu_budget(machine, 1), memory, objective)
+
+        session = Session(
+            model,
+            machine,
+            self._cache,
+            self._settings.probe_budget_s,
+            may_measure=self._settings.measure == "auto",
+            fresh=self._fresh and key not in self._renewed,
+            progress=lambda text: self._step(f"measuring {model.name}: {text}"),
+        )
+        answer = session.answer(asking)
+        self._renewed.add(key)
+        if answer is None:
+            return None
+        self._tell(model, answer.took_s, answer.notes, answer.complete)
+        return answer.profile
+
+    def _tell(self, model: ModelSettings, took_s: float, notes: Mapping[str, str], complete: bool) -> None:
+        if took_s < _SHOWN_S:
+            return
+        rest = "" if complete else "; the time was over before everything was (planner.probe_budget_s)"
+        self._say(f"measured {model.name} in {took_s:.0f} s, kept for later starts{rest}")
+        for engine, note in notes.items():
+            self._say(f"measured {model.name}: {engine} {note}")
