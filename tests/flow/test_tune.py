@@ -80,26 +80,32 @@ def test_the_result_as_json_as_a_profile_and_as_a_page(folders, tmp_path):
     assert json.loads(shown.stdout)["max_batch"] == best["max_batch"]
 
 
-def test_an_interrupted_search_goes_on_where_it_was(folders):
-    model, env = folders
-    command = [sys.executable, "-m", "hybrid", "tune", str(model), *WHOLE]
+def stopped(env, number, *arguments):
+    """Begin a search, send it a signal when a few trials are in its journal, and return (exit code, stderr)."""
+    command = [sys.executable, "-m", "hybrid", "tune", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         ends = time.monotonic() + 60
         while len(journal_lines(env)) < 4:
             assert time.monotonic() < ends
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    return process.returncode, said
+
+
+def test_an_interrupted_search_goes_on_where_it_was(folders):
+    model, env = folders
+    code, said = stopped(env, signal.SIGINT, model, *WHOLE)
+    assert code == 130
     assert re.search(r"kept in .*\.jsonl; add --resume", said)
     assert "Traceback" not in said
     kept = journal_lines(env)
-    done = hybrid(env, *command[3:], "--resume", "--json")
+    done = hybrid(env, "tune", model, *WHOLE, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed_trials"] == len(kept) - 1
     assert journal_lines(env)[: len(kept)] == kept
-    again = hybrid(env, *command[3:], "--resume")  # all of it is there: a glance at the server, and the same result
+    again = hybrid(env, "tune", model, *WHOLE, "--resume")  # all of it is there: the same result, at once
     assert again.returncode == 0, again.stderr
     assert f"{json.loads(done.stdout)['best']['rps']:.4g} requests/s" in again.stdout
 
@@ -112,12 +118,17 @@ def test_a_running_server_gets_its_plan_back(folders):
         refused = hybrid(env, "tune", "rows", "--url", server.base, *SHORT)
         assert refused.returncode == 1
         assert "admin token" in refused.stderr
-        done = hybrid(env | {"HYBRID_ADMIN_TOKEN": "secret"}, "tune", "rows", "--url", server.base, *SHORT, "--json")
+        env["HYBRID_ADMIN_TOKEN"] = "secret"
+        code, said = stopped(env, signal.SIGTERM, "rows", "--url", server.base, *SHORT)
+        assert (code, "add --resume" in said) == (130, True), said
+        assert plan_of(server) == before
+        done = hybrid(env, "tune", "rows", "--url", server.base, *SHORT, "--resume", "--json")
         assert done.returncode == 0, done.stderr
-        after = plan_of(server)
-    assert before == after
-    assert after["max_batch"] == 3
-    assert json.loads(done.stdout)["best"]["model"] == "rows"
+        assert plan_of(server) == before
+    assert before["max_batch"] == 3
+    found = json.loads(done.stdout)
+    assert found["best"]["model"] == "rows"
+    assert found["resumed_trials"] >= 3
 
 
 def plan_of(server):
