@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
+from msgspec.structs import replace
 
 from hybrid.config import PlannerSettings
 from hybrid.probing.measuring import Measuring
@@ -27,9 +28,17 @@ def measuring_options(command: C) -> C:
     return measure(fresh(command))
 
 
+def known_only(settings: PlannerSettings) -> Measuring | None:
+    """What is known already, for plans that are made while a server runs: measuring would disturb what is served."""
+    return None if settings.measure == "never" else Measuring(replace(settings, measure="cached"))
+
+
 @contextmanager
-def measuring(settings: PlannerSettings, fresh: bool) -> Iterator[Measuring]:
-    """What is known of models, as the settings say. On a terminal the step under way stands in a line of its own."""
+def measuring(settings: PlannerSettings, fresh: bool) -> Iterator[Measuring | None]:
+    """What is known of models; None where nobody is to ask. On a terminal the step under way has a line of its own."""
+    if settings.measure == "never":
+        yield None
+        return
     live = sys.stderr.isatty()
 
     def step(text: str) -> None:

@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import click
-from msgspec.structs import replace
 
 from hybrid.app import Blueprint, overlong_deadlines
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
-from hybrid.cli.measuring import measuring, measuring_options
+from hybrid.cli.measuring import known_only, measuring, measuring_options
 from hybrid.config import Config, ServerSettings
 from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
@@ -20,7 +19,6 @@ from hybrid.models.catalog import builtin_names
 from hybrid.planner.explain import plan_table
 from hybrid.planner.prepare import plan_here
 from hybrid.planner.types import PlanOverrides
-from hybrid.probing.measuring import Measuring
 from hybrid.serving.hangup import Reread
 from hybrid.serving.opening import Opening, open_sources
 from hybrid.serving.replan import Standing
@@ -117,16 +115,10 @@ def _warnings(server: ServerSettings, opening: Opening) -> Iterator[str]:
         yield f"{name} is not served: {reason}"
 
 
-def _known_only(config: Config) -> Measuring:
-    """What is planned while the server runs is planned by what is known: measuring would disturb what is served."""
-    never = config.planner.measure == "never"
-    return Measuring(replace(config.planner, measure="never" if never else "cached"))
-
-
 def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread], fresh: bool) -> None:
     folder = Path(config.repository).expanduser() if config.repository else None
     sources = ModelSources(config.models or (() if folder is not None else builtin_names()), folder)
-    plan = partial(plan_here, profile=config.profile, flags=overrides, measure=_known_only(config))
+    plan = partial(plan_here, profile=config.profile, flags=overrides, measure=known_only(config.planner))
     with measuring(config.planner, fresh) as measure:
         opening = open_sources(sources, partial(plan, measure=measure), config.repository_strict)
     server, prepared = config.server, opening.prepared

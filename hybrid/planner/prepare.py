@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
@@ -15,7 +16,7 @@ from hybrid.planner.machine import read_machine
 from hybrid.planner.measures import ModelProfile
 from hybrid.planner.plan import first_plan
 from hybrid.planner.profiles import AUTO, load_profile
-from hybrid.planner.shares import Key
+from hybrid.planner.shares import Key, key_of
 from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 
 #: Says what was measured of models on a machine, for an objective, by name and version; may measure it first.
@@ -54,7 +55,17 @@ def plan_here(
     measured = measure(machine, models, objective) if measure is not None else {}
     if measured:
         plans = first_plan(machine, models, loaded, flags, sizes, objective, measured)
+    if measure is not None:
+        plans = tuple(
+            plan if key_of(model) in measured else _not_measured(plan)
+            for model, plan in zip(models, plans, strict=True)
+        )
     return Prepared(machine, loaded, plans)
+
+
+def _not_measured(plan: Plan) -> Plan:
+    reason = f"{plan.reasons['device']} Not measured yet: the numbers come from rules."
+    return replace(plan, reasons=plan.reasons | {"device": reason})
 
 
 def file_bytes(path: Path) -> int:

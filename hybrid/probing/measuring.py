@@ -54,7 +54,7 @@ class Measuring:
         Each is measured alone and for all CPUs, whoever else is served: shares change, and times hold for all of them.
         """
         found: dict[Key, ModelProfile] = {}
-        for model in models if self._settings.measure != "never" else ():
+        for model in models:
             profile = self._profile(machine, model, objective)
             if profile is not None:
                 found[key_of(model)] = profile
