@@ -158,6 +158,20 @@ def test_mean_pooling_is_bitwise_independent_of_padding_and_its_content() -> Non
     np.testing.assert_array_equal(b[[0, 2]], 0.0)
 
 
+@pytest.mark.parametrize("length", [1, 2, 9, 16, 130, 256])
+@pytest.mark.parametrize("width", [1, 3, 384])
+def test_rows_without_padding_are_pooled_as_if_there_were_some(length: int, width: int) -> None:
+    signature = (TensorSpec("last_hidden_state", "FP32", (-1, -1, width)),)
+    hidden = np.random.default_rng(length).standard_normal((4, length, width)).astype(np.float32)
+    padded = np.concatenate([hidden, np.zeros((4, 1, width), np.float32)], axis=1)
+    mask = np.ones((4, length + 1), np.int64)
+    mask[:, -1] = 0
+    full = Pipeline(ToyEngine({"last_hidden_state": hidden}, signature), "mean_pool_l2")
+    a = full.run({"attention_mask": mask[:, :-1]}, 4)["embedding"]
+    short = Pipeline(ToyEngine({"last_hidden_state": padded}, signature), "mean_pool_l2")
+    np.testing.assert_array_equal(a, short.run({"attention_mask": mask}, 4)["embedding"])
+
+
 def test_half_precision_states_are_pooled_in_single() -> None:
     hidden = np.full((1, 100, 4), 1000.0, np.float16)  # the sum, 100000, is over the range of FP16
     pipeline = Pipeline(ToyEngine({"last_hidden_state": hidden}, HIDDEN), "mean_pool_l2")
