@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from hybrid.load.bottleneck import BatchTime, Line, fit
 from hybrid.planner.measures import Setting
@@ -129,13 +128,6 @@ def pick(ranked: Sequence[Candidate], default: Setting, most: int = MOST) -> tup
 def shape_of(setting: Setting) -> Shape:
     """Return what a batch time depends on beside its rows."""
     return setting.engine, setting.instances, setting.threads
-
-
-def neighbours(setting: Setting, bounds: Bounds) -> tuple[Setting, ...]:
-    """Return the settings with the next smaller and the next larger batch."""
-    grid = bounds.batches
-    at = grid.index(setting.max_batch) if setting.max_batch in grid else 0
-    return tuple(replace(setting, max_batch=grid[i]) for i in (at - 1, at + 1) if 0 <= i < len(grid))
 
 
 def _line(points: Sequence[BatchTime]) -> Line | None:

@@ -45,13 +45,6 @@ def needed(late: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE
     return late + _first(enough)
 
 
-def allowed(n: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
-    """Return the most late requests among `n` that still pass; -1 where `n` is too few even without any."""
-    if n < needed(0, quantile, confidence):
-        return -1
-    return _first(lambda late: needed(late, quantile, confidence) > n) - 1
-
-
 def hopeless(n: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
     """Return the fewest late requests with which `n` fail, whatever else they were: a run may end at this one."""
     _check(quantile, confidence)
