@@ -17,6 +17,8 @@ from hybrid.planner.types import Plan, Profile
 
 WIDTH: Final = 100
 _ROWS: Final = (
+    "device",
+    "engine",
     "instances",
     "threads_per_instance",
     "cores",
@@ -55,6 +57,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "size_edges": list(plan.size_edges),
         "pipeline_depth": plan.pipeline_depth,
         "static_length": plan.static_length,
+        "alternatives": [structs.asdict(one) for one in plan.alternatives],
         "reasons": dict(plan.reasons),
     }
 
@@ -147,7 +150,22 @@ def _plan_block(plan: Plan) -> str:
         head = f"  {key:<{_KEY_WIDTH - 2}}{_value(plan, key):<{_VALUE_WIDTH}} "
         hanging = " " * (_KEY_WIDTH + _VALUE_WIDTH + 1)
         lines.append(_fill(plan.reasons[key], head, hanging))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_alternatives(plan)])
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    """What a measured plan was weighed against, the plan first."""
+    if not plan.alternatives:
+        return []
+    head = f"  {'weighed against':<32}{'rows/s':>9}{'p50 ms':>9}{'p99 ms':>9}"
+    lines = [head + "  at that rate, with the batch times"]
+    for one in plan.alternatives:
+        engine = "" if one.engine == plan.engine else f" {one.engine}"
+        shape = f"{one.instances} x {one.threads_per_instance}, batch {one.max_batch}{engine}"
+        shape = f"{'>' if one.chosen else ' '} {shape}"
+        times = f"{one.rps:>9.4g}{one.p50_ms:>9.3g}{one.p99_ms:>9.3g}"
+        lines.append(f"  {shape:<32}{times}  {'measured' if one.measured else 'predicted'}")
+    return lines
 
 
 def _value(plan: Plan, key: str) -> str:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hybrid.config import ModelSettings, engine_of
 from hybrid.facts import MachineFacts
+from hybrid.planner.types import Alternative
 
 MIB: Final = 1024 * 1024
 #: Two processes x 1 thread against 1 x 2 on 2 cores, items/s of a small text model at batch 1/4/8/32.
@@ -20,7 +21,7 @@ _THROUGHPUT_BATCH: Final = 32
 _THROUGHPUT_DEPTH: Final = 2
 _DEVICE_MAX_BATCH: Final = 64
 #: Engine -> its name for people.
-_ENGINES: Final = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch"}
+ENGINE_NAMES: Final = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch"}
 _DEVICE_BATCH_CAP: Final = 128
 _DEVICE_MEMORY_SHARE: Final = 0.85
 _WORKER_BASE_BYTES: Final = 200 * MIB
@@ -29,7 +30,10 @@ _WORKER_MEMORY_SHARE: Final = 0.75  # the rest is for the front end, queued requ
 
 
 class Guess(Struct, frozen=True):
-    """How a model would run if nobody fixed anything; `reasons` explains each number under its own name."""
+    """How a model would run if nobody fixed anything; `reasons` explains each number under its own name.
+
+    `alternatives` are there where it was measured.
+    """
 
     device: str
     engine: str
@@ -40,6 +44,7 @@ class Guess(Struct, frozen=True):
     max_wait_ms: float = 0.0
     pipeline_depth: int = 1
     pin: bool = True
+    alternatives: tuple[Alternative, ...] = ()
 
 
 def is_simulated(model: ModelSettings) -> bool:
@@ -160,7 +165,8 @@ def guess_simulated(model: ModelSettings) -> Guess:
 
 def for_throughput(guess: Guess) -> Guess:
     """The same device for work that waits already, where nobody looks at the latency of a single row."""
-    rows = max(guess.max_batch, _THROUGHPUT_BATCH) if guess.device == "cpu" else guess.max_batch
+    open_batch = guess.device == "cpu" and not guess.alternatives
+    rows = max(guess.max_batch, _THROUGHPUT_BATCH) if open_batch else guess.max_batch
     reasons = {
         "pipeline_depth": "A second batch lies ready in the worker, so that it never waits for the next one.",
     }
@@ -172,7 +178,7 @@ def for_throughput(guess: Guess) -> Guess:
 def _engine(model: ModelSettings) -> tuple[str, str]:
     """The engine and why. A model that no engine takes has been refused where its file was looked at."""
     name = engine_of(model) or "onnxruntime"
-    known = _ENGINES.get(name, name)
+    known = ENGINE_NAMES.get(name, name)
     if model.engine != "auto":
         return name, f"The model's settings ask for {known}."
     _, dot, suffix = model.file.rpartition(".")

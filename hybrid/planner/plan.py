@@ -17,7 +17,6 @@ from hybrid.planner.guess import (
     MIB,
     Guess,
     for_throughput,
-    front_end_cpus,
     guess_cpu,
     guess_device,
     guess_simulated,
@@ -25,7 +24,13 @@ from hybrid.planner.guess import (
     is_simulated,
 )
 from hybrid.planner.layers import Choices, Layer, layers_of
+from hybrid.planner.measured import measured_guess
+from hybrid.planner.measures import ModelProfile
 from hybrid.planner.placement import Demand, place
+from hybrid.planner.questions import gains, questions_for
+from hybrid.planner.search import choose
+from hybrid.planner.shares import Key, key_of, share_cpus
+from hybrid.planner.space import timings_of
 from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 
 _QUEUE_BYTES: Final = 256 * MIB
@@ -41,8 +46,9 @@ def first_plan(
     flags: PlanOverrides | None = None,
     file_bytes: Mapping[str, int] | None = None,
     objective: Objective = "latency",
+    measured: Mapping[Key, ModelProfile] | None = None,
 ) -> tuple[Plan, ...]:
-    """Plan every model on this machine before anything has been measured.
+    """Plan every model on this machine; those that were measured by their times, the others by rules.
 
     Args:
         machine: What there is.
@@ -51,27 +57,33 @@ def first_plan(
         flags: Overrides from the command line, for every model.
         file_bytes: Size of each model file by model name; a missing one counts as 0.
         objective: What the first guess aims at; fixed numbers stay as they are.
+        measured: What was measured of a model, by its name and version; for other models rules must do.
 
     Raises:
         ConfigError: two models share name and version, or the overrides contradict each other.
     """
     _refuse_twins(models)
     models = [_with_engine(m, layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models]
-    choices = {_key(m): Choices(layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models}
-    shares = _shares(machine, [m for m in models if not has_own_device(m)], choices)
+    choices = {key_of(m): Choices(layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models}
+    questions = questions_for(machine, models, choices, measured or {}, objective)
+    on_cpu = [m for m in models if not has_own_device(m)]
+    curves = {key: gains(question) for key, question in questions.items()} if len(on_cpu) > 1 else {}
+    shares = share_cpus(machine, on_cpu, choices, curves)
     sizes = file_bytes or {}
-    guesses = {_key(m): _guess(m, machine, shares, sizes.get(m.name, 0)) for m in models}
+    guesses = {key_of(m): _guess(m, machine, shares, sizes.get(m.name, 0)) for m in models}
+    for model in models:
+        key = key_of(model)
+        if key in questions:
+            question = structs.replace(questions[key], cpus=shares.get(key, 1))
+            guesses[key] = measured_guess(model, choose(question, timings_of(question)), (measured or {})[key])
     if objective == "throughput":
         guesses = {key: for_throughput(guess) for key, guess in guesses.items()}
-    demands = [_demand(machine, m, guesses[_key(m)], choices[_key(m)]) for m in models]
+    demands = [_demand(machine, m, guesses[key_of(m)], choices[key_of(m)]) for m in models]
     placements = place(machine, demands)
     return tuple(
-        _settle(machine, model, guesses[_key(model)], choices[_key(model)], demand, placement, objective)
+        _settle(machine, model, guesses[key_of(model)], choices[key_of(model)], demand, placement, objective)
         for model, demand, placement in zip(models, demands, placements, strict=True)
     )
-
-
-_Key = tuple[str, str]
 
 
 def _with_engine(model: ModelSettings, layers: tuple[Layer, ...]) -> ModelSettings:
@@ -87,50 +99,28 @@ def _with_engine(model: ModelSettings, layers: tuple[Layer, ...]) -> ModelSettin
     return structs.replace(model, engine=cast(Any, engine))
 
 
-def _guess(model: ModelSettings, machine: MachineFacts, shares: Mapping[_Key, int], file_bytes: int) -> Guess:
+def _guess(model: ModelSettings, machine: MachineFacts, shares: Mapping[Key, int], file_bytes: int) -> Guess:
     if is_simulated(model):
         return guess_simulated(model)
     if has_own_device(model):
         return guess_device(model)
-    return guess_cpu(model, machine, shares[_key(model)], len(shares), file_bytes)
-
-
-def _key(model: ModelSettings) -> _Key:
-    return model.name, model.version
+    return guess_cpu(model, machine, shares[key_of(model)], len(shares), file_bytes)
 
 
 def _refuse_twins(models: Sequence[ModelSettings]) -> None:
-    seen: set[_Key] = set()
+    seen: set[Key] = set()
     for model in models:
-        if _key(model) in seen:
+        if key_of(model) in seen:
             raise ConfigError(f"two models are called `{model.name}`; give one of them another `name` or `version`")
-        seen.add(_key(model))
-
-
-def _shares(machine: MachineFacts, models: Sequence[ModelSettings], choices: Mapping[_Key, Choices]) -> dict[_Key, int]:
-    """CPUs per CPU model: what is fixed is taken off first, the others split the rest evenly, at least 1 each."""
-    usable = machine.cpu.usable
-    budget = max(usable - front_end_cpus(usable), min(len(models), usable))
-    fixed = {_key(m): taken for m in models if (taken := _fixed_cpus(choices[_key(m)])) is not None}
-    open_keys = [_key(m) for m in models if _key(m) not in fixed]
-    rest = max(budget - sum(fixed.values()), 0)
-    shares = {}
-    for position, key in enumerate(open_keys):
-        extra = position < rest % len(open_keys)
-        shares[key] = max(1, rest // len(open_keys) + extra)
-    return {_key(m): fixed.get(_key(m)) or shares[_key(m)] for m in models}
-
-
-def _fixed_cpus(choices: Choices) -> int | None:
-    instances = choices.number("instances")
-    return None if instances is None else instances * (choices.number("threads_per_instance") or 1)
+        seen.add(key_of(model))
 
 
 def _demand(machine: MachineFacts, model: ModelSettings, guess: Guess, choices: Choices) -> Demand:
     """Settle workers, threads and pinning, which all models must agree on before cores are handed out."""
     threads = choices.settle("threads_per_instance", guess.threads_per_instance, guess.reasons["threads_per_instance"])
     fixed_instances = choices.fixed("instances") is not None
-    fitting = guess.instances if fixed_instances or guess.device != "cpu" else max(1, guess.instances // threads)
+    free = not fixed_instances and guess.device == "cpu"
+    fitting = max(1, guess.instances * guess.threads_per_instance // threads) if free else guess.instances
     why = guess.reasons["instances"]
     if fitting != guess.instances:
         why += f" With {threads} threads each, {fitting} fit."
@@ -189,6 +179,7 @@ def _settle(
         pipeline_depth=depth,
         reasons=reasons,
         static_length=length,
+        alternatives=guess.alternatives,
     )
 
 

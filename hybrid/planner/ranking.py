@@ -65,6 +65,10 @@ class Models(Struct, frozen=True):
             return np.full(setting.max_batch, model.seconds(setting.instances, setting.threads, engine.fixed_rows))
         return model.curve(setting.instances, setting.threads, setting.max_batch)
 
+    def seconds(self, setting: Setting, rows: int) -> float:
+        """Time of a batch of `rows` with these instances and threads busy."""
+        return float(self.curve(replace(setting, max_batch=rows))[-1])
+
     def server(self, setting: Setting) -> Server:
         """The setting as a queue sees it."""
         return Server(self.curve(setting), setting.instances, setting.max_wait_ms / 1000.0)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hybrid.planner.latency import LatencyModel
 from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
 from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate, refined
-from hybrid.planner.space import SearchQuestion, batches, pairs, space
+from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
 _DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
@@ -30,19 +30,25 @@ _REFINED: Final = 3
 #: How many of the best are measured again, twice: the first of many noisy times is too good to be true.
 _FINALS: Final = (4, 2)
 _NEAR: Final = 1.15
+_WAIT_SHARE: Final = 0.5  # of the time of one row alone, which is the most that a wait may cost
+_WORTH_WAITING: Final = 1.02
 
 
 class Choice(Struct, frozen=True):
     """The setting to take and what it was weighed against.
 
-    `alternatives` are the best others, best first, `default` the framework's own way. `space` counts all settings,
-    `measured` the different times that were taken. `known` predicts any other setting.
+    `alternatives` are the best others, best first, `default` the framework's own way; `smaller` and `larger` are the
+    same workers with half and twice the batch, `waiting` the same setting with the longest wait that a device may have.
+    `space` counts all settings, `measured` the different times that were taken. `known` predicts any other setting.
     """
 
     setting: Setting
     rated: Rated
     alternatives: tuple[Rated, ...]
     default: Rated
+    smaller: Rated | None
+    larger: Rated | None
+    waiting: Rated | None
     space: int
     measured: int
     known: Models
@@ -62,7 +68,7 @@ class Search:
 
     def __init__(self, question: SearchQuestion) -> None:
         self._question = question
-        self._timings = [timing for engine in question.engines for timing in engine.timings]
+        self._timings = list(timings_of(question))
         self._count = len(self._timings)
         self._finals = list(_FINALS)
         self._space = len(space(question))
@@ -130,11 +136,43 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     ranked[:_REFINED] = [refined(known, one) for one in ranked[:_REFINED]]
     ranked.sort(key=lambda one: -one.sure_rps)
     rated = rate(known, [default_setting(known), *(one.setting for one in ranked[: _ALTERNATIVES + 1])])
-    default, others = rated[0], rated[1:]
     best = max(rated, key=lambda one: one.sure_rps)
-    rest = tuple(one for one in others if one.setting != best.setting)[:_ALTERNATIVES]
-    measured = len({timing.probe for timing in timings})
-    return Choice(best.setting, best, rest, default, len(space(question)), measured, known)
+    rest = tuple(one for one in rated[1:] if one.setting != best.setting)[:_ALTERNATIVES]
+    smaller, larger, waiting = _beside(known, best)
+    if waiting is not None and waiting.rps > _WORTH_WAITING * best.rps:
+        best, waiting = waiting, best
+    return Choice(
+        setting=best.setting,
+        rated=best,
+        alternatives=rest,
+        default=rated[0],
+        smaller=smaller,
+        larger=larger,
+        waiting=waiting,
+        space=len(space(question)),
+        measured=len({timing.probe for timing in timings}),
+        known=known,
+    )
+
+
+def _beside(known: Models, best: Rated) -> tuple[Rated | None, Rated | None, Rated | None]:
+    """The same workers with half the batch, with twice, and with a wait; None where there is no such thing."""
+    setting = best.setting
+    engine = next(one for one in known.question.engines if one.engine == setting.engine)
+    allowed = batches(known.question, engine, setting.instances)
+    half = max((size for size in allowed if size <= setting.max_batch // 2), default=None)
+    double = min((size for size in allowed if size >= setting.max_batch * 2), default=None)
+    wait_s = min(_WAIT_SHARE * known.seconds(setting, 1), max(0.0, known.slo_s - best.p99_s))
+    wait = setting.device != "cpu" and known.question.objective == "latency" and wait_s > 0 and setting.max_batch > 1
+    wanted = {
+        "smaller": replace(setting, max_batch=half) if half else None,
+        "larger": replace(setting, max_batch=double) if double else None,
+        "waiting": replace(setting, max_wait_ms=round(wait_s * 1000, 2)) if wait else None,
+    }
+    there = [one for one in wanted.values() if one is not None]
+    rated = dict(zip(there, rate(known, there) if there else (), strict=True))
+    found = {key: rated[one] if one is not None else None for key, one in wanted.items()}
+    return found["smaller"], found["larger"], found["waiting"]
 
 
 def fixed_batch(model: LatencyModel, rows: int) -> FixedBatch:

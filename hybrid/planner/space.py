@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from hybrid.planner.measures import EngineProfile, MemoryLine, Setting
+from hybrid.planner.measures import EngineProfile, MemoryLine, Setting, Timing
 from hybrid.planner.types import Objective
 
 MEMORY_SHARE: Final = 0.85
@@ -44,6 +44,11 @@ class SearchQuestion(Struct, frozen=True):
     threads: int | None = None
     max_batch: int | None = None
     quantile: float = 0.99
+
+
+def timings_of(question: SearchQuestion) -> tuple[Timing, ...]:
+    """What its engines bring."""
+    return tuple(timing for engine in question.engines for timing in engine.timings)
 
 
 def space(question: SearchQuestion) -> tuple[Setting, ...]:

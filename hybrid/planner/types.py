@@ -10,13 +10,31 @@ from hybrid.config import Positive, Settings
 Objective = Literal["latency", "throughput"]
 
 
+class Alternative(Struct, frozen=True):
+    """One way of running a model that was weighed, for the table under a plan.
+
+    `rps` is what it carries within the objective in rows per second; then half of the rows take up to `p50_ms` and all
+    but one in a hundred up to `p99_ms`. `measured` tells times that were taken from predicted ones.
+    """
+
+    engine: str
+    instances: int
+    threads_per_instance: int
+    max_batch: int
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    measured: bool
+    chosen: bool = False
+
+
 class Plan(Struct, frozen=True):
     """How one model runs on one device. `reasons` has one sentence for each number.
 
     `cores[i]` are the CPU ids of instance i, empty when not pinned. `size_edges` are upper edges of the size classes,
     the last one open. With static batching every batch is run with exactly `max_batch` rows, and inputs that may be
-    padded are `static_length` long (0: there are none). Times in milliseconds only here, because the fixed JSON form
-    has them so; `max_wait_s` derives.
+    padded are `static_length` long (0: there are none). `alternatives`: what a measured plan was weighed against.
+    Times in milliseconds only here, because the fixed JSON form has them so; `max_wait_s` derives.
     """
 
     model: str
@@ -37,6 +55,7 @@ class Plan(Struct, frozen=True):
     reasons: dict[str, str] = {}
     version: str = "1"
     static_length: int = 0
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def static(self) -> bool:
@@ -49,8 +68,8 @@ class Plan(Struct, frozen=True):
         return self.max_wait_ms / 1000.0
 
     def differs(self, other: "Plan") -> tuple[str, ...]:
-        """Return the keys in which it differs from another plan, reasons left out."""
-        keys = (key for key in self.__struct_fields__ if key != "reasons")
+        """Return the keys in which it differs from another plan; why it is so does not count."""
+        keys = (key for key in self.__struct_fields__ if key not in ("reasons", "alternatives"))
         return tuple(key for key in keys if getattr(self, key) != getattr(other, key))
 
 

@@ -336,7 +336,7 @@ def check(on: MachineFacts, plans: tuple[Plan, ...], wanted: list[ModelSettings]
         assert all(len(cores) in (0, made.threads_per_instance) for cores in made.cores)
         assert 1 <= made.early_trigger <= made.max_batch <= made.queue_rows
         assert made.queue_bytes >= 1
-        explained = set(structs.asdict(made)) - {"model", "version", "reasons"}
+        explained = set(structs.asdict(made)) - {"model", "version", "reasons", "alternatives"}
         assert set(made.reasons) == explained
         assert all(text.endswith((".", ")")) and "\n" not in text for text in made.reasons.values())
 

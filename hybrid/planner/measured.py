@@ -1,0 +1,229 @@
+"""From measured times to the numbers of a plan, each with the measurement behind it in words. Pure.
+
+Owns the wording of what the search found. Knows no rule of the search.
+"""
+
+from hybrid.config import ModelSettings
+from hybrid.planner.guess import ENGINE_NAMES, MIB, Guess
+from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
+from hybrid.planner.ranking import SLOWEST_TIMES_SINGLE, Rated
+from hybrid.planner.search import Choice
+from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
+from hybrid.planner.types import Alternative
+
+
+def measured_guess(model: ModelSettings, choice: Choice, profile: ModelProfile) -> Guess:
+    """The chosen setting as the numbers of a plan, with reasons."""
+    setting = choice.setting
+    engine = next(one for one in choice.known.question.engines if one.engine == setting.engine)
+    own_device = setting.device != "cpu"
+    overlaps = setting.engine == "torch" and setting.device.startswith("cuda")
+    return Guess(
+        device="simulated" if setting.engine == "simulated" else setting.device,
+        engine=setting.engine,
+        instances=setting.instances,
+        max_batch=setting.max_batch,
+        threads_per_instance=setting.threads,
+        max_wait_ms=setting.max_wait_ms,
+        pipeline_depth=2 if overlaps else 1,
+        pin=not own_device,
+        alternatives=_table(choice),
+        reasons={
+            "device": _device_reason(model, choice, profile),
+            "engine": _engine_reason(choice),
+            "instances": _instances_reason(choice),
+            "threads_per_instance": _threads_reason(choice),
+            "max_batch": _batch_reason(choice, engine),
+            "max_wait_ms": _wait_reason(choice),
+            "pipeline_depth": "A second batch is copied to the device while the first computes."
+            if overlaps
+            else "One batch at a time per worker keeps requests in the queue, where they can still be reordered or "
+            "dropped.",
+        },
+    )
+
+
+def _table(choice: Choice) -> tuple[Alternative, ...]:
+    others = [one for one in choice.alternatives if one.setting != choice.default.setting]
+    rows = [choice.rated, *others] + ([choice.default] if choice.default.setting != choice.setting else [])
+    return tuple(
+        Alternative(
+            engine=one.setting.engine,
+            instances=one.setting.instances,
+            threads_per_instance=one.setting.threads,
+            max_batch=one.setting.max_batch,
+            rps=round(one.rps, 1),
+            p50_ms=round(one.p50_s * 1000.0, 2),
+            p99_ms=round(one.p99_s * 1000.0, 2),
+            measured=one.measured,
+            chosen=one is choice.rated,
+        )
+        for one in rows
+    )
+
+
+def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) -> str:
+    if choice.setting.engine == "simulated":
+        where = "A simulated device stands for hardware of its own"
+    elif choice.setting.device == "cpu":
+        where = "The model runs on the CPU, as its settings say"
+    else:
+        where = f"The model's settings ask for `{choice.setting.device}`"
+    took = f" in {profile.took_s:.0f} s" if profile.took_s >= 1 else ""
+    length = f" at a length of {profile.length}" if profile.length else ""
+    return (
+        f"{where}. {choice.measured} batch times were taken{took}{length} for {choice.space} settings; {_aim(choice)}."
+    )
+
+
+def _aim(choice: Choice) -> str:
+    known = choice.known
+    if known.question.objective == "throughput":
+        return "the aim is rows per second"
+    if known.question.slo_s is not None:
+        return f"the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, 95 % of the objective"
+    return (
+        f"no objective is set, so the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, "
+        f"{SLOWEST_TIMES_SINGLE:.0f} times one row alone"
+    )
+
+
+def _engine_reason(choice: Choice) -> str:
+    own = _engine(choice.setting.engine)
+    others = {one.setting.engine: one for one in reversed(choice.alternatives)}
+    others.pop(choice.setting.engine, None)
+    if not others:
+        count = len(choice.known.question.engines)
+        return f"{own} is the one engine that was measured." if count == 1 else f"{own} was the fastest by far."
+    best = max(others.values(), key=lambda one: one.rps)
+    other = _engine(best.setting.engine)
+    return f"{own}: {_times(choice.rated, best)} what {other} carries ({_rates(choice.rated, best)})."
+
+
+def _instances_reason(choice: Choice) -> str:
+    best, setting = choice.rated, choice.setting
+    if choice.known.question.instances is not None:
+        return f"{_shape(setting)}, the number of workers being fixed."
+    rival = _rival(choice)
+    if rival is None:
+        return f"{_shape(setting)} is the only way here: {best.rps:.0f} rows/s{_within(choice)}."
+    how = "measured" if best.measured and rival.measured else "predicted from the measured times"
+    text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
+    text += f"({_rates(best, rival)}, {how}; full batches of {setting.max_batch} and {rival.setting.max_batch} take "
+    text += f"{_ms(best.batch_s)} and {_ms(rival.batch_s)})."
+    return text + _idle(choice)
+
+
+def _rival(choice: Choice) -> Rated | None:
+    """What a reader would have tried instead: one worker on all threads, else the next best shape."""
+    shape = (choice.setting.instances, choice.setting.threads)
+    own = [one for one in choice.alternatives if one.setting.engine == choice.setting.engine]
+    others = [one for one in own if (one.setting.instances, one.setting.threads) != shape]
+    fat = [one for one in others if one.setting.instances == 1 and one.setting.threads > choice.setting.threads]
+    return next(iter(fat or others), None)
+
+
+def _idle(choice: Choice) -> str:
+    idle = choice.known.question.cpus - choice.setting.instances * choice.setting.threads
+    if choice.setting.device != "cpu" or idle <= 0 or choice.known.question.threads is not None:
+        return ""
+    return f" {idle} of {choice.known.question.cpus} CPUs stay idle: busy as well, they slow the others down by more."
+
+
+def _threads_reason(choice: Choice) -> str:
+    setting, known = choice.setting, choice.known
+    if setting.device != "cpu":
+        return "The device computes; the worker's one thread only feeds it."
+    if known.question.threads is not None:
+        return "The number of threads is fixed."
+    if known.question.cpus == 1:
+        return "There is one CPU."
+    fewer, more = (1, setting.threads) if setting.threads > 1 else (1, known.question.cpus)
+    rows = setting.max_batch
+    alone = [known.seconds(_with(setting, count), rows) for count in (fewer, more)]
+    text = f"One worker runs a batch of {rows} in {_ms(alone[0])} on 1 thread and in {_ms(alone[1])} on {more}: "
+    gain = alone[0] / alone[1]
+    return text + f"{gain:.2f}x as fast for {more}x the CPUs{'' if gain < 0.8 * more else ', which is worth it'}."
+
+
+def _batch_reason(choice: Choice, engine: EngineProfile) -> str:
+    setting, question = choice.setting, choice.known.question
+    if engine.fixed_rows is not None:
+        return f"The model is made for batches of exactly {engine.fixed_rows}."
+    if engine.batching_fault:
+        return f"Rows run alone: {engine.batching_fault.rstrip('.')}."
+    if question.max_batch is not None:
+        return f"Fixed at {setting.max_batch}."
+    parts = []
+    if choice.smaller is not None:
+        parts.append(f"{_times(choice.rated, choice.smaller)} what batch {choice.smaller.setting.max_batch} carries")
+    limit = rows_in_memory(engine.memory, question.memory_bytes, setting.instances)
+    if engine.memory is not None and limit < 2 * setting.max_batch:
+        parts.append(_memory(engine.memory, limit, question.memory_bytes, setting.instances))
+    elif choice.larger is not None:
+        parts.append(_larger(choice.rated, choice.larger))
+    return f"Batch {setting.max_batch}: {'; '.join(parts) or 'the largest that was considered'}."
+
+
+def _larger(best: Rated, larger: Rated) -> str:
+    gain = larger.rps / max(best.rps, 1e-12) - 1.0
+    gains_words = (
+        f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"loses {-gain:.0%}"
+    )
+    slower = larger.batch_s / best.batch_s
+    return f"batch {larger.setting.max_batch} {gains_words}, and a full one takes {slower:.1f}x as long"
+
+
+def _memory(line: MemoryLine, limit: int, memory_bytes: int, instances: int) -> str:
+    among = f" for {instances} workers" if instances > 1 else ""
+    return (
+        f"memory holds {limit} rows: {MEMORY_SHARE:.0%} of {memory_bytes / (1024 * MIB):.1f} GiB{among}, less "
+        f"{line.base_bytes / MIB:.0f} MiB of weights and overhead each, at {line.per_row_bytes / MIB:.1f} MiB per row"
+    )
+
+
+def _wait_reason(choice: Choice) -> str:
+    waiting, setting = choice.waiting, choice.setting
+    if setting.device == "cpu":
+        return "An idle worker takes whatever is there; on one queue under random arrivals no wait gains over that."
+    if waiting is None:
+        return "While the device is busy the next batch fills by itself: waiting adds nothing."
+    if setting.max_wait_ms:
+        return (
+            f"Waiting up to {setting.max_wait_ms:g} ms, half of one row's time, gains: {_rates(choice.rated, waiting)}."
+        )
+    change = waiting.rps / max(choice.rated.rps, 1e-12) - 1.0
+    return (
+        f"Waiting up to {waiting.setting.max_wait_ms:g} ms, half of one row's time, would change the goodput by "
+        f"{change:+.1%}: while the device is busy the next batch fills by itself."
+    )
+
+
+def _with(setting: Setting, threads: int) -> Setting:
+    return Setting(setting.engine, 1, threads, setting.max_batch, device=setting.device)
+
+
+def _within(choice: Choice) -> str:
+    return "" if choice.known.question.objective == "throughput" else f" within a p99 of {_ms(choice.known.slo_s)}"
+
+
+def _shape(setting: Setting) -> str:
+    workers = "1 worker" if setting.instances == 1 else f"{setting.instances} workers"
+    return f"{workers} x {setting.threads} thread{'' if setting.threads == 1 else 's'}"
+
+
+def _times(best: Rated, other: Rated) -> str:
+    ratio = best.rps / max(other.rps, 1e-12)
+    return f"{ratio:.2f}x" if ratio < 100 else "over 100x"
+
+
+def _rates(best: Rated, other: Rated) -> str:
+    return f"{best.rps:.0f} against {other.rps:.0f} rows/s"
+
+
+def _engine(name: str) -> str:
+    return ENGINE_NAMES.get(name, name)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000.0:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"

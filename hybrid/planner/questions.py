@@ -1,0 +1,114 @@
+"""What the search is asked for a model, and what its answer would be on fewer CPUs. Pure.
+
+Owns how settings, fixed numbers and memory become a question. Knows no rule of the search and no wording.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from hybrid.config import ModelSettings
+from hybrid.facts import MachineFacts
+from hybrid.planner.guess import has_own_device
+from hybrid.planner.layers import Choices
+from hybrid.planner.measures import ModelProfile, Setting
+from hybrid.planner.queueing import Server, rough_goodput_rps
+from hybrid.planner.ranking import models as fitted_models
+from hybrid.planner.shares import Key, cpu_budget, key_of
+from hybrid.planner.space import SearchQuestion, batches, pairs, timings_of
+from hybrid.planner.types import Objective
+
+#: The rest of an objective is for what happens around the model: the front end, preprocessing, the network.
+_MODEL_SHARE_OF_SLO: Final = 0.95
+_UNKNOWN_BYTES: Final = 1 << 60
+
+
+class Fixed(Struct, frozen=True):
+    """Numbers that somebody fixed; the search takes the best of the rest."""
+
+    engine: str | None = None
+    instances: int | None = None
+    threads: int | None = None
+    max_batch: int | None = None
+
+
+def question_for(
+    model: ModelSettings,
+    profile: ModelProfile,
+    cpus: int,
+    memory_bytes: int,
+    objective: Objective = "latency",
+    fixed: Fixed | None = None,
+) -> SearchQuestion:
+    """What the search is asked for a model that may use `cpus` CPUs and `memory_bytes` in all."""
+    fixed = fixed or Fixed()
+    engines = tuple(one for one in profile.engines if fixed.engine in (None, one.engine))
+    return SearchQuestion(
+        engines=engines,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        slo_s=None if model.slo_p99_ms is None else _MODEL_SHARE_OF_SLO * model.slo_p99_ms / 1000.0,
+        instances=fixed.instances,
+        threads=fixed.threads,
+        max_batch=fixed.max_batch if model.batching.enabled else 1,
+    )
+
+
+def own_memory(model: ModelSettings, machine: MachineFacts) -> int:
+    """Memory of the device that a model has for itself: the simulated one's, else that of the GPU with its number.
+
+    Where nobody knows it is taken to be without end; then what failed when measured bounds the batch.
+    """
+    if model.simulated is not None:
+        return model.simulated.memory_total_bytes or _UNKNOWN_BYTES
+    _, _, number = model.workers.device.replace(".", ":").partition(":")
+    index = int(number) if number.isdigit() else 0
+    return next((gpu.memory_total_bytes for gpu in machine.gpus if gpu.index == index), _UNKNOWN_BYTES)
+
+
+def gains(question: SearchQuestion) -> tuple[float, ...]:
+    """Roughly what the model carries with 1, 2, ... `cpus` CPUs, in rows per second; never falling.
+
+    Raises:
+        ValueError: no engine has times.
+    """
+    known = fitted_models(question, timings_of(question))
+    best = [0.0] * (question.cpus + 1)
+    for engine in question.engines:
+        for instances, threads in pairs(question, engine) if engine.engine in known.by_engine else ():
+            setting = Setting(engine.engine, instances, threads, batches(question, engine, instances)[-1])
+            carried = rough_goodput_rps(Server(known.curve(setting), instances), known.slo_s)
+            used = min(question.cpus, instances * threads)
+            best[used] = max(best[used], carried)
+    for used in range(1, len(best)):
+        best[used] = max(best[used], best[used - 1])
+    return tuple(best[1:])
+
+
+def questions_for(
+    machine: MachineFacts,
+    models: Sequence[ModelSettings],
+    choices: Mapping[Key, Choices],
+    measured: Mapping[Key, ModelProfile],
+    objective: Objective,
+) -> dict[Key, SearchQuestion]:
+    """What to choose from, for each model that has times of the engine that it is to run with."""
+    on_cpu = max(1, sum(not has_own_device(model) for model in models))
+    questions = {}
+    for model in models:
+        key, numbers = key_of(model), choices[key_of(model)]
+        if key not in measured:
+            continue
+        fixed = Fixed(
+            engine=None if model.engine == "auto" else model.engine,
+            instances=numbers.number("instances"),
+            threads=numbers.number("threads_per_instance"),
+            max_batch=numbers.number("max_batch"),
+        )
+        memory = own_memory(model, machine) if has_own_device(model) else machine.memory_limit_bytes // on_cpu
+        question = question_for(model, measured[key], cpu_budget(machine, on_cpu), memory, objective, fixed)
+        if any(not timing.failure for timing in timings_of(question)):
+            questions[key] = question
+    return questions
