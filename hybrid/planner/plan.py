@@ -63,9 +63,11 @@ def first_plan(
         ConfigError: two models share name and version, or the overrides contradict each other.
     """
     _refuse_twins(models)
-    models = [_with_engine(m, layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models]
-    choices = {key_of(m): Choices(layers_of(m, profile, flags or PlanOverrides(), has_own_device(m))) for m in models}
-    questions = questions_for(machine, models, choices, measured or {}, objective)
+    flags, measured = flags or PlanOverrides(), measured or {}
+    layers = {key_of(m): layers_of(m, profile, flags, has_own_device(m), key_of(m) in measured) for m in models}
+    models = [_with_engine(m, layers[key_of(m)]) for m in models]
+    choices = {key: Choices(those) for key, those in layers.items()}
+    questions = questions_for(machine, models, choices, measured, objective)
     on_cpu = [m for m in models if not has_own_device(m)]
     curves = {key: gains(question) for key, question in questions.items()} if len(on_cpu) > 1 else {}
     shares = share_cpus(machine, on_cpu, choices, curves)
@@ -75,7 +77,7 @@ def first_plan(
         key = key_of(model)
         if key in questions:
             question = structs.replace(questions[key], cpus=shares.get(key, 1))
-            guesses[key] = measured_guess(model, choose(question, timings_of(question)), (measured or {})[key])
+            guesses[key] = measured_guess(model, choose(question, timings_of(question)), measured[key])
     if objective == "throughput":
         guesses = {key: for_throughput(guess) for key, guess in guesses.items()}
     demands = [_demand(machine, m, guesses[key_of(m)], choices[key_of(m)]) for m in models]

@@ -10,6 +10,7 @@ from hybrid.config import ModelSettings, PreprocessSettings, SimulatedSettings, 
 from hybrid.facts import CpuBudget, GpuFacts, MachineFacts
 from hybrid.planner.layers import MEASURED, layers_of
 from hybrid.planner.matching import matches, specificity
+from hybrid.planner.measures import EngineProfile, ModelProfile, Probe, Timing
 from hybrid.planner.plan import first_plan
 from hybrid.planner.profiles import known_profiles, load_profile, read_profile
 from hybrid.planner.types import Plan, PlanOverrides, Profile
@@ -154,3 +155,14 @@ def test_what_was_measured_beats_a_profile_that_was_found_but_not_one_that_was_a
     one = profile(True, model={"text": named})
     assert layers_of(TEXT, one, PlanOverrides(), own_device=False, measured=True)[1].overrides == named
     assert set(MEASURED) <= set(PlanOverrides.__struct_fields__)
+
+
+def test_a_measured_plan_is_not_undone_by_a_profile_that_fits() -> None:
+    on, wanted = FIXTURES["container with 2"]
+    probes = [Probe("onnxruntime", i, t, rows) for i, t in ((1, 1), (2, 1), (1, 2)) for rows in (1, 2, 8, 32)]
+    timings = tuple(Timing(probe, 0.010 + 0.0001 * probe.rows) for probe in probes)
+    measured = ModelProfile("text", "machine", "digest", 16, (EngineProfile("onnxruntime", "1", timings=timings),))
+    for name in ("auto", "cpu-small"):
+        (plan,) = first_plan(on, [TEXT], load_profile(name, on), measured={("text", "1"): measured})
+        assert ("profile" in plan.reasons["max_batch"]) == (name == wanted)
+        assert (plan.max_batch > 8) == (name == "auto")
