@@ -22,25 +22,31 @@ _SENSITIVITY: Final = 1.0
 
 
 class Knee(Struct, frozen=True):
-    """The knee of a curve at `x`, with the fitted `y` there; `cross_check` is Kneedle's x, None where it finds none."""
+    """The knee of a curve at `x`, with the fitted `y` there; `cross_check` is Kneedle's x, None where it finds none.
+
+    Not `sharp` where two lines fit hardly better than one: then it is Kneedle's, which finds one in any curve that is
+    bent at all.
+    """
 
     x: float
     y: float
     cross_check: float | None = None
+    sharp: bool = True
 
 
 def find_knee(xs: Sequence[float], ys: Sequence[float]) -> Knee | None:
-    """Return the knee of a rising curve over rising `xs`; None where two lines fit hardly better than one.
+    """Return the knee of a rising curve over rising `xs`; None where it does not bend.
 
     Raises:
         ValueError: `xs` do not rise, or lengths differ.
     """
     _check(xs, ys)
-    found = hinge(xs, ys)
-    if found is None:
+    found, check = hinge(xs, ys), kneedle(xs, ys)
+    if found is not None:
+        return Knee(found[0], math.exp(found[1]), check)
+    if check is None or len(xs) < _FEWEST or max(ys) < _RISE * min(ys):
         return None
-    x, log_y = found
-    return Knee(x, math.exp(log_y), kneedle(xs, ys))
+    return Knee(check, ys[list(xs).index(check)], check, sharp=False)
 
 
 def hinge(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float] | None:

@@ -178,4 +178,4 @@ def _curve(trials: list[Trial]) -> Curve:
     knee = find_knee(list(points), list(points.values()))
     if knee is None:
         return Curve(tuple(known))
-    return Curve(tuple(known), knee.x, knee.y, knee.cross_check)
+    return Curve(tuple(known), knee.x, knee.y, knee.cross_check, knee.sharp)

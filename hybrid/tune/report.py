@@ -91,7 +91,9 @@ def knee_text(found: Found) -> str:
     """Return where the curve bends, in words."""
     curve = found.curve
     if curve.knee_rps is None:
-        return "the latency curve has no clear knee in the range that was measured"
+        return "the latency curve has no knee in the range that was measured"
+    if not curve.sharp:
+        return f"the latency curve has no sharp knee; Kneedle puts it at {curve.knee_rps:.4g} requests/s"
     check = "Kneedle finds none" if curve.cross_check_rps is None else f"Kneedle says {curve.cross_check_rps:.4g}"
     return f"knee of the latency curve at {curve.knee_rps:.4g} requests/s ({check}): plan for less than that"
 
@@ -138,13 +140,12 @@ def _trial_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _knee_json(curve: Curve) -> dict[str, Any] | None:
-    if curve.knee_rps is None:
-        return None
+def _knee_json(curve: Curve) -> dict[str, Any]:
     return {
         "rps": _rounded(curve.knee_rps),
         "p99_ms": _ms(curve.knee_p99_s),
         "kneedle_rps": _rounded(curve.cross_check_rps),
+        "sharp": curve.sharp,
     }
 
 

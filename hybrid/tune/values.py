@@ -104,12 +104,13 @@ class Candidate(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """Latency over rate of one setting, in rising rates."""
+    """Latency over rate of one setting, in rising rates, with its knee as `find_knee` has it."""
 
     trials: tuple[Trial, ...] = ()
     knee_rps: float | None = None
     knee_p99_s: float | None = None
     cross_check_rps: float | None = None
+    sharp: bool = False
 
 
 class Found(Struct, frozen=True):

@@ -34,7 +34,8 @@ def test_noise_moves_it_little():
 def test_a_queue_bends_before_its_capacity():
     curve = [5.0 / (1.0 - rate / 125.0) for rate in RATES]
     knee = find_knee(RATES, curve)
-    assert knee is None or 80 <= knee.x < 125
+    assert knee is not None
+    assert 80 <= knee.x < 120
     assert 80 <= kneedle(RATES, curve) < 120
 
 
@@ -42,12 +43,20 @@ def test_kneedle_agrees_on_a_hockey_stick():
     assert kneedle(RATES, hockey_stick(92)) == pytest.approx(100, abs=9)
 
 
-@pytest.mark.parametrize(
-    "curve", [[10.0] * 8, [10.0 * 1.02**n for n in range(8)], [10.0 * 2.0 ** (rate / 20.0) for rate in RATES]]
-)
+@pytest.mark.parametrize("curve", [[10.0] * 8, [10.0 * 1.02**n for n in range(8)], [1.0 * rate for rate in RATES]])
 def test_what_does_not_bend_has_no_knee(curve):
     assert hinge(RATES, curve) is None
     assert find_knee(RATES, curve) is None
+
+
+def test_a_gentle_bend_is_no_sharp_knee():
+    gentle = [10.0 * 2.0 ** (rate / 30.0) for rate in RATES]
+    assert hinge(RATES, gentle) is None
+    knee = find_knee(RATES, gentle)
+    assert knee is not None
+    assert not knee.sharp
+    assert knee.x == knee.cross_check == kneedle(RATES, gentle)
+    assert find_knee(RATES, hockey_stick(92)).sharp
 
 
 def test_few_points_have_no_knee():
