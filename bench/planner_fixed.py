@@ -27,7 +27,8 @@ from bench.planner_models import SUBJECTS, Subject
 from bench.report import machine_facts, show, write
 from hybrid.facts import MachineFacts
 from hybrid.planner.machine import read_machine
-from hybrid.planner.ranking import Models
+from hybrid.planner.measures import EngineProfile
+from hybrid.planner.ranking import Models, models
 from hybrid.planner.search import fixed_batch
 from hybrid.planner.space import SearchQuestion
 from hybrid.probing.cache import Cache
@@ -62,7 +63,7 @@ class Way(Struct, frozen=True, order=True):
 class Cell(Struct, frozen=True):
     """One model at one batch. Ratios are fat over ours, one per block of turns; empty where both are the same way.
 
-    `ours` may choose its engine, `alike` runs on that of the fat instance.
+    `ours` may choose its engine, `alike` runs on that of the fat instance. `all_ms` has every way that there is.
     """
 
     model: str
@@ -75,6 +76,7 @@ class Cell(Struct, frozen=True):
     alike_ms: float
     ours_ratios: tuple[float, ...]
     alike_ratios: tuple[float, ...]
+    all_ms: dict[str, float]
 
 
 def main() -> None:
@@ -103,10 +105,11 @@ def report(cells: Sequence[Cell], facts: dict[str, Any]) -> None:
             *(f"{c.model} {c.rows}", f"{c.fat_ms:.2f}"),
             *(c.ours, f"{c.ours_ms:.2f}", f"{_ratio(c.ours_ratios):.2f}"),
             *(c.alike, f"{c.alike_ms:.2f}", f"{_ratio(c.alike_ratios):.2f}"),
+            f"{min(c.all_ms.values()) / c.ours_ms:.2f}",
         )
         for c in cells
     ]
-    columns = ("model, rows", "fat ms", "ours", "ms", "gain", "ours on ORT", "ms", "gain")
+    columns = ("model, rows", "fat ms", "ours", "ms", "gain", "ours on ORT", "ms", "gain", "best / ours")
     show("latency of a batch: one ONNX Runtime instance on all threads, and the planner's split", columns, rows)
     gains = {
         "any_engine": _geomean_with_bound([c.ours_ratios for c in cells]),
@@ -141,7 +144,8 @@ def measure(subject: Subject) -> list[Cell]:
         for rows in _BATCHES:
             fat = Way(_FAT_ENGINE, 1, machine.cpu.usable, rows)
             alike, ours = _split(known, rows, (_FAT_ENGINE,)), _split(known, rows, tuple(known.by_engine))
-            seconds, ratios = _take_turns({way: crew(way) for way in (fat, ours, alike)}, fat)
+            ways = dict.fromkeys((fat, ours, alike, *_all_ways(known, rows)))
+            seconds, ratios = _take_turns({way: _Runner(crew(way), way.rows_each) for way in ways}, fat)
             cells.append(
                 Cell(
                     model=subject.name,
@@ -154,22 +158,22 @@ def measure(subject: Subject) -> list[Cell]:
                     alike_ms=round(seconds[alike] * 1e3, 3),
                     ours_ratios=ratios[ours],
                     alike_ratios=ratios[alike],
+                    all_ms={str(way): round(value * 1e3, 3) for way, value in seconds.items()},
                 )
             )
     return cells
 
 
 def _known(subject: Subject, machine: MachineFacts) -> Models:
+    def question(engines: tuple[EngineProfile, ...]) -> SearchQuestion:
+        return SearchQuestion(engines, machine.cpu.usable, machine.memory_limit_bytes, slo_s=subject.slo_ms / 1e3)
+
     with tempfile.TemporaryDirectory() as folder:
-        session = Session(subject.settings, machine, Cache(Path(folder)), _PROBE_BUDGET_S, fresh=True)
-        answer = session.answer(
-            lambda engines: SearchQuestion(
-                engines, machine.cpu.usable, machine.memory_limit_bytes, slo_s=subject.slo_ms / 1e3
-            )
-        )
+        answer = Session(subject.settings, machine, Cache(Path(folder)), _PROBE_BUDGET_S, fresh=True).answer(question)
     if answer is None:
         raise RuntimeError(f"{subject.name}: nothing could be measured")
-    return answer.choice.known
+    engines = answer.profile.engines
+    return models(question(engines), [timing for engine in engines for timing in engine.timings])
 
 
 def _split(known: Models, rows: int, engines: Iterable[str]) -> Way:
@@ -178,35 +182,57 @@ def _split(known: Models, rows: int, engines: Iterable[str]) -> Way:
     return Way(engine, best.instances, best.threads, best.rows_each)
 
 
-def _take_turns(ways: dict[Way, Crew], fat: Way) -> tuple[dict[Way, float], dict[Way, tuple[float, ...]]]:
+def _all_ways(known: Models, rows: int) -> list[Way]:
+    cpus = known.question.cpus
+    return [
+        Way(engine, instances, threads, -(-rows // instances))
+        for engine in known.by_engine
+        for instances in range(1, min(cpus, rows) + 1)
+        for threads in range(1, cpus // instances + 1)
+    ]
+
+
+def _take_turns(runners: dict[Way, "_Runner"], fat: Way) -> tuple[dict[Way, float], dict[Way, tuple[float, ...]]]:
     """Seconds of each way, and for each the ratios of the fat one to it; none for the fat one itself."""
-    times = {}
-    for way, crew in ways.items():
-        warm = crew.ask(Warm(way.rows_each), Warmed, _PATIENCE_S)
-        times[way] = max(3, min(_MOST_TIMES, int(_TURN_S / max(answer.seconds for answer in warm))))
-    taken: dict[Way, list[float]] = {way: [] for way in ways}
+    times = {way: max(3, min(_MOST_TIMES, int(_TURN_S / runner.warm()))) for way, runner in runners.items()}
+    taken: dict[Way, list[float]] = {way: [] for way in runners}
     for block in range(_BLOCKS):
-        order = list(ways) if block % 2 == 0 else list(ways)[::-1]
-        turns: dict[Way, list[float]] = {way: [] for way in ways}
+        order = list(runners) if block % 2 == 0 else list(runners)[::-1]
+        turns: dict[Way, list[float]] = {way: [] for way in runners}
         for way in (*order, *order[::-1]):
-            turns[way] += [_once(ways[way], way.rows_each) for _ in range(times[way])]
+            turns[way] += [runners[way].once() for _ in range(times[way])]
         for way, seconds in turns.items():
             taken[way].append(statistics.median(seconds))
     ratios = {
-        way: () if way == fat else tuple(a / b for a, b in zip(taken[fat], taken[way], strict=True)) for way in ways
+        way: () if way == fat else tuple(a / b for a, b in zip(taken[fat], taken[way], strict=True)) for way in runners
     }
     return {way: statistics.median(seconds) for way, seconds in taken.items()}, ratios
 
 
-def _once(crew: Crew, rows: int) -> float:
-    """Seconds of one batch: from when the first part begins until the last one ends."""
-    while True:
-        begin = time.monotonic() + _LEAD_S
-        answers = crew.ask(Time(rows, begin, begin + 5e-4), Timed, _PATIENCE_S)
-        if all(answer.batches for answer in answers):  # else one woke up too late to begin
-            break
-    group = max(answer.group for answer in answers)
-    if group == 1:
+class _Runner:
+    """Runs single batches of `rows` on each process of a crew, all at the same moment."""
+
+    def __init__(self, crew: Crew, rows: int) -> None:
+        self._crew, self._rows = crew, rows
+        self._lead_s = _LEAD_S
+
+    def warm(self) -> float:
+        """Seconds of the slowest process."""
+        return max(answer.seconds for answer in self._crew.ask(Warm(self._rows), Warmed, _PATIENCE_S))
+
+    def once(self) -> float:
+        """Seconds of one batch: from when the first part begins until the last one ends."""
+        while self._lead_s < _PATIENCE_S:
+            begin = time.monotonic() + self._lead_s
+            answers = self._crew.ask(Time(self._rows, begin, begin + 5e-4), Timed, _PATIENCE_S)
+            if all(answer.batches for answer in answers):
+                return _seconds(answers)
+            self._lead_s *= 1.5  # the inputs, which are put together before the beginning, were not ready
+        raise RuntimeError(f"{self._rows} rows: never ready in time")
+
+
+def _seconds(answers: Sequence[Timed]) -> float:
+    if max(answer.group for answer in answers) == 1:
         return max(answer.batches[0][1] for answer in answers) - min(answer.batches[0][0] for answer in answers)
     return max((ended - began) / answer.group for answer in answers for began, ended in answer.batches[:1])
 
