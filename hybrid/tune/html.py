@@ -144,7 +144,12 @@ def _bar(score: float | None, highest: float) -> str:
 def _trials(found: Found) -> str:
     engines = len({trial.ask.setting.engine for trial in found.trials})
     numbers = ("load", "s", "req/s", "p50 ms", "p99 ms", "late", "errors", "batch")
-    columns = [("phase", "w"), ("setting", "w"), *((name, "n") for name in numbers), ("verdict", "")]
+    columns = [
+        ("phase", "w"),
+        ("setting", "" if engines > 1 else "w"),
+        *((name, "n") for name in numbers),
+        ("verdict", ""),
+    ]
     key = '<p class="quiet">Green: the best setting. Amber: one that fell out there. Red: it failed, or was late.</p>'
     return key + _table(columns, [(_kind(trial, found), _cells(trial, engines > 1)) for trial in found.trials])
 

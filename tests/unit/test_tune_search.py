@@ -39,7 +39,8 @@ def test_it_finds_what_an_exhaustive_sweep_finds(slo_s):
     found = found_by(world, Terms(slo_s=slo_s))
     best = max(goodput(world, s, slo_s) for s in space(BOUNDS, 0.007) if s.max_batch <= 16 and not s.max_wait_ms)
     assert goodput(world, found.setting, slo_s) >= 0.95 * best
-    assert found.rps == pytest.approx(best, rel=0.15)
+    # What is claimed must hold when it is measured again: below the truth where few requests fit into the time.
+    assert 0.75 * best <= found.rps <= 1.1 * best
     assert found.p99_s <= slo_s
     assert world.spent_s <= BUDGET_S
 
