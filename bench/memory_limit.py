@@ -9,8 +9,8 @@ killed: a control group would kill it. The limit counts touched pages, as a cont
 outside: RLIMIT_DATA counts address space, of which engines reserve a tenth to a quarter more than they ever touch.
 Simulated devices refuse by their own memory model.
 
-The 15 % headroom is of the whole memory. Where weights and overhead take more than 40 % of it, that alone costs more
-than a quarter of the rows; such limits are drawn too and shown apart.
+The 15 % headroom is of the whole memory. Where weights and overhead take 30 % of it, that alone costs 21 % of the rows,
+and the row that is rounded down up to 5 % more; limits below that are drawn too and shown apart.
 """
 
 import argparse
@@ -43,8 +43,8 @@ from hybrid.probing.runner import start_crew
 
 TRIALS: Final = 200
 _GOAL_SHARE: Final = 0.75
-_HEADROOM_BASE: Final = 0.40  # above this part of the memory for weights, 15 % of the whole are a quarter of the rest
-_SIMULATED_SHARE: Final = 0.4
+_HEADROOM_BASE: Final = 0.30
+_SIMULATED_SHARE: Final = 0.5
 _LOOK_S: Final = 0.001
 _MOST_ROWS: Final = 512
 _LATER: Final = 6
@@ -112,10 +112,10 @@ def run_trial(seed: int, folder: Path, machine: MachineFacts) -> Trial:
     if rng.random() < _SIMULATED_SHARE:
         return _simulated(seed, rng, machine, began)
     engine = rng.choice(("onnxruntime", "openvino"))
-    channels, side = rng.choice((16, 32, 48)), rng.choice((128, 160, 192, 224))
+    channels, side = rng.choice((32, 48, 64)), rng.choice((160, 192, 224))
     file = maps_onnx(folder / f"maps_{channels}_{side}.onnx", channels, side)
     model = ModelSettings(name="maps", file=file)
-    limit = _peak_of(model, machine, engine, rng.randrange(10, 48)) + rng.randrange(4 * _MIB)
+    limit = _peak_of(model, machine, engine, rng.randrange(12, 40)) + rng.randrange(4 * _MIB)
     watch = Watch(limit)
     with watch.on():
         chosen, base, per_row = _choose(model, machine, engine, limit)
@@ -127,11 +127,11 @@ def run_trial(seed: int, folder: Path, machine: MachineFacts) -> Trial:
 
 def _simulated(seed: int, rng: random.Random, machine: MachineFacts, began: float) -> Trial:
     total = rng.choice((8, 16, 24, 80, 141)) * 1024 * _MIB
-    weights = int(total * rng.uniform(0.02, 0.5))
+    weights = int(total * rng.uniform(0.02, 0.35))
     device = SimulatedSettings(
         memory_total_bytes=total,
         memory_weights_bytes=weights,
-        memory_per_row_bytes=int(total * rng.uniform(2e-3, 0.05)),
+        memory_per_row_bytes=int(total * rng.uniform(2e-3, 0.04)),
     )
     model = ModelSettings(name="device", engine="simulated", simulated=device)
     chosen, base, per_row = _choose(model, machine, "simulated", total)
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     roomy = [trial for trial in trials if not trial.crowded]
     groups = {kind: [t for t in roomy if t.kind == kind] for kind in sorted({t.kind for t in trials})}
     groups["together"] = roomy
-    groups["weights above 40 %"] = [trial for trial in trials if trial.crowded]
+    groups["weights above 30 %"] = [trial for trial in trials if trial.crowded]
     summary = {name: _summary(group) for name, group in groups.items() if group}
     columns = ("", "trials", "killed", "chosen / true max: median", "least", "below 0.75")
     rows = [(n, s["trials"], s["killed"], s["median_share"], s["least_share"], s["below"]) for n, s in summary.items()]
