@@ -3,6 +3,7 @@
 import contextlib
 import re
 import socket
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ _READY = re.compile(r"ready on https?://\S*:(\d+)")
 def hybrid(*arguments: str) -> Iterator[tuple[str, int]]:
     """Run `hybrid serve ARGUMENTS` on a free port; yields (base URL, pid)."""
     command = [sys.executable, "-m", "hybrid", "serve", *arguments, "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # What is compared with it (the raw engine, a peer) knows no measured plan; whoever wants one sets the variable.
+    env = {"HYBRID_MEASURE": "never"} | os.environ
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     try:
         yield f"http://127.0.0.1:{_await_port(process)}", process.pid
     finally:
