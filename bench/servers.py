@@ -1,9 +1,9 @@
 """Starting the servers that are measured: ours, and peers in environments of their own."""
 
 import contextlib
+import os
 import re
 import socket
-import os
 import subprocess
 import sys
 import time
