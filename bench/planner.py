@@ -1,6 +1,6 @@
 """The plan against everything else, on real servers: goodput under a p99 objective, in rounds that take turns.
 
-`python -m bench planner` asks `hybrid plan` for the setting of three models and measures it beside the best of an
+`python -m bench planner` asks the planner for the setting of three models and measures it beside the best of an
 exhaustive sweep (`bench.brute_force`, whose rows must be there), the framework's default (one instance, all threads, no
 batching), one fat instance with large batches, the published way to split CPUs, and `hybrid tune` where a setting of it
 is handed in. What was measured stays in a file, so that a run can be taken up again.
@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.brute_force import Job, Row, careful_rows, read_rows, run_job
 from bench.planner_goodput import Windows
@@ -27,9 +28,17 @@ from bench.planner_models import SUBJECTS, Subject
 from bench.planner_packrat import setting as packrat_setting
 from bench.planner_packrat import solo_table
 from bench.report import machine_facts, show, spread, write
+from hybrid.config import ModelSettings, PlannerSettings
+from hybrid.facts import MachineFacts
 from hybrid.planner.machine import read_machine
-from hybrid.planner.measures import Setting
+from hybrid.planner.measures import ModelProfile, Setting
+from hybrid.planner.prepare import plan_here
+from hybrid.planner.questions import question_for
+from hybrid.planner.shares import Key
+from hybrid.planner.space import space
+from hybrid.planner.types import Objective
 from hybrid.probing.budget import Budget
+from hybrid.probing.measuring import Measuring
 from hybrid.probing.runner import ProcessMeasurer
 
 _ROUNDS: Final = 3
@@ -54,6 +63,7 @@ class Field(Struct, frozen=True):
     contenders: tuple[Contender, ...]
     space: int
     measured: int
+    planning_s: float
     sweep_best_rps: float | None
     plan_in_sweep_rps: float | None
 
@@ -83,8 +93,7 @@ def main() -> None:
 def find_field(subject: Subject, folder: Path) -> Field:
     """Plan, read the sweep, and build the baselines; takes the CPUs for a minute."""
     plan = _plan(subject)
-    cpus = read_machine().cpu.usable
-    chosen = _setting(plan)
+    cpus, chosen = read_machine().cpu.usable, plan.setting
     contenders = [
         Contender("plan", chosen),
         Contender("default", Setting("onnxruntime", 1, cpus, 1)),
@@ -101,8 +110,9 @@ def find_field(subject: Subject, folder: Path) -> Field:
     return Field(
         model=subject.name,
         contenders=tuple(contenders),
-        space=plan["space"],
-        measured=plan["measured"],
+        space=plan.space,
+        measured=plan.measured,
+        planning_s=plan.took_s,
         sweep_best_rps=None if best is None else swept[best],
         plan_in_sweep_rps=swept.get(chosen),
     )
@@ -136,6 +146,7 @@ def report(found: Mapping[str, tuple[Field, Sequence[Row]]], facts: dict[str, An
             "slo_p99_ms": SUBJECTS[model].slo_ms,
             "space": field.space,
             "measured": field.measured,
+            "planning_s": field.planning_s,
             "share_measured": round(field.measured / field.space, 4),
             "sweep_best_rps": field.sweep_best_rps,
             "plan_in_sweep_rps": field.plan_in_sweep_rps,
@@ -157,11 +168,35 @@ def report(found: Mapping[str, tuple[Field, Sequence[Row]]], facts: dict[str, An
     print(write("planner", facts, document))
 
 
-def _plan(subject: Subject) -> dict[str, Any]:
-    command = [sys.executable, "-m", "hybrid", "plan", subject.argument, "--fresh", "--json"]
-    output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-    plan: dict[str, Any] = json.loads(output)
-    return plan
+class Planned(Struct, frozen=True):
+    """What the planner says, out of how many settings, and after how many times taken."""
+
+    setting: Setting
+    space: int
+    measured: int
+    took_s: float
+
+
+def _plan(subject: Subject) -> Planned:
+    """What `hybrid serve` would do with this objective on its first start."""
+    model = replace(subject.settings, slo_p99_ms=subject.slo_ms)
+    seen: list[ModelProfile] = []
+    with tempfile.TemporaryDirectory() as folder:
+        measuring = Measuring(PlannerSettings(cache_folder=folder), fresh=True)
+
+        def measure(
+            machine: MachineFacts, models: Sequence[ModelSettings], objective: Objective
+        ) -> Mapping[Key, ModelProfile]:
+            found = measuring(machine, models, objective)
+            seen.extend(found.values())
+            return found
+
+        prepared = plan_here((model,), measure=measure)
+    plan, profile = prepared.plans[0], seen[0]
+    question = question_for(model, profile, prepared.machine.cpu.usable, prepared.machine.memory_limit_bytes)
+    setting = Setting(plan.engine, plan.instances, plan.threads_per_instance, plan.max_batch, plan.max_wait_ms)
+    measured = sum(len(engine.timings) for engine in profile.engines)
+    return Planned(setting, len(space(question)), measured, profile.took_s)
 
 
 def _setting(plan: Mapping[str, Any]) -> Setting:
