@@ -105,7 +105,9 @@ def replay(servers: Sequence[Server], rates_rps: Floats, quantile: float = 0.99,
     found = np.empty((3, len(servers)))
     for n, latencies in enumerate(_run(servers, rates_rps, rows)):
         settled = latencies[int(_WARM_UP_SHARE * rows) :]
-        found[:, n] = settled.mean(), np.quantile(settled, 0.5), np.quantile(settled, quantile)
+        settled.sort()
+        last = len(settled) - 1
+        found[:, n] = settled.mean(), settled[last // 2], settled[round(quantile * last)]
     return Latencies(found[0], found[1], found[2])
 
 
@@ -173,20 +175,23 @@ class _Lanes:
         sizes = np.empty((turns, len(self.head)), dtype=np.int64)
         ends = np.empty((turns, len(self.head)))
         lanes = np.arange(len(self.head))
+        arrivals, rates, caps, free_s, head = self._arrivals, self._rates, self._caps, self._free_s, self.head
+        waiting, single = bool(self._waits.any()), free_s.shape[1] == 1
         for turn in range(turns):
-            oldest_s = self._arrivals[self.head] / self._rates
-            worker = self._free_s.argmin(axis=1)
-            start_s = np.maximum(self._free_s[lanes, worker], oldest_s)
-            if self._waits.any():
-                full_s = self._arrivals[np.minimum(self.head + self._caps - 1, self._rows)] / self._rates
+            oldest_s = arrivals[head] / rates
+            worker = 0 if single else free_s.argmin(axis=1)
+            start_s = np.maximum(free_s[lanes, worker], oldest_s)
+            if waiting:
+                full_s = arrivals[np.minimum(head + caps - 1, self._rows)] / rates
                 start_s = np.maximum(start_s, np.minimum(full_s, oldest_s + self._waits))
-            there = np.searchsorted(self._arrivals, start_s * self._rates, side="right")
-            taken = np.minimum(np.maximum(there - self.head, 1), self._caps)  # 1: rounding must not lose the oldest
-            taken = np.minimum(taken, self._rows - self.head)
-            ends[turn] = start_s + self._curves[lanes, taken]
-            self._free_s[lanes, worker] = ends[turn]
-            self.head = self.head + taken
+            there = arrivals.searchsorted(start_s * rates, side="right")
+            taken = np.maximum(there - head, 1)  # 1: rounding must not lose the oldest
+            taken = np.minimum(np.minimum(taken, caps), self._rows - head)
+            end_s = start_s + self._curves[lanes, taken]
+            free_s[lanes, worker] = ends[turn] = end_s
             sizes[turn] = taken
+            head = head + taken
+        self.head = head
         return sizes, ends
 
     def keep(self, which: np.ndarray[Any, np.dtype[np.bool_]]) -> None:

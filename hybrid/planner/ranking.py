@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import Floats, LatencyModel, fit
 from hybrid.planner.measures import EngineProfile, Setting, Timing
-from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, replay, rough_goodput_rps
+from hybrid.planner.queueing import SAMPLE_ROWS, STABLE_SHARE, Server, goodput_rps, replay, rough_goodput_rps
 from hybrid.planner.space import SearchQuestion, batches, pairs
 
 #: Without an objective of the user's: how much slower than one row alone the slowest in a hundred may be.
@@ -27,7 +27,6 @@ _HOPE: Final = 1.5
 _CAUTION: Final = 0.5
 _REPLAYED_BATCHES: Final = 6
 _NEAR: Final = 2.1
-REFINED_ROWS: Final = 8000
 _WORTH_REPLAY: Final = 0.45
 
 
@@ -97,37 +96,39 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
     return Models(question, tuple(timings), fitted, slo_s)
 
 
-def rank(known: Models, rows: int = 4000) -> list[Rated]:
+def rank(known: Models, rows: int = SAMPLE_ROWS) -> list[Rated]:
     """The best batch of each (engine, instances, threads), best first.
 
     Each is looked at roughly; only the most promising are replayed, and only these are returned, with the framework's
     default (one instance, all threads) always among them.
     """
-    groups = _groups(known)
-    return sorted(_best_batches(known, groups, rows), key=lambda one: -one.rps)
+    return sorted(_best_batches(known, [_thin(group) for group in _groups(known)], rows), key=lambda one: -one.rps)
 
 
-def refined(known: Models, one: Rated) -> Rated:
-    """The same instances and threads with the best of all batches near the one that was found among a few."""
-    setting = one.setting
-    engine = next(engine for engine in known.question.engines if engine.engine == setting.engine)
-    near = [
-        replace(setting, max_batch=size)
-        for size in batches(known.question, engine, setting.instances)
-        if setting.max_batch / _NEAR <= size <= setting.max_batch * _NEAR
-    ]
-    return _best_of(known, near, _values(known, [known.server(one) for one in near], REFINED_ROWS).tolist())
+def refined(known: Models, some: Sequence[Rated], rows: int = SAMPLE_ROWS) -> list[Rated]:
+    """The same workers with the best of all batches near the one that was found among a few."""
+    groups = []
+    for one in some:
+        setting = one.setting
+        engine = next(engine for engine in known.question.engines if engine.engine == setting.engine)
+        sizes = batches(known.question, engine, setting.instances)
+        near = [size for size in sizes if setting.max_batch / _NEAR <= size <= setting.max_batch * _NEAR]
+        groups.append([replace(setting, max_batch=size) for size in near])
+    return _best_batches(known, groups, rows)
 
 
-def rate(known: Models, settings: Sequence[Setting], rows: int = 4000) -> list[Rated]:
-    """The settings as they stand, with their latencies at the rate that they carry."""
-    servers = [known.server(setting) for setting in settings]
-    rates = _values(known, servers, rows)
-    found = replay(servers, np.maximum(rates * (1.0 if known.question.objective == "latency" else 0.9), 1e-9))
-    return [
-        replace(_rated(known, setting, float(rates[n])), p50_s=float(found.p50_s[n]), p99_s=float(found.tail_s[n]))
-        for n, setting in enumerate(settings)
-    ]
+def rate(known: Models, settings: Sequence[Setting]) -> list[Rated]:
+    """The settings as they stand."""
+    rates = _values(known, [known.server(setting) for setting in settings], SAMPLE_ROWS)
+    return [_rated(known, setting, float(rates[n])) for n, setting in enumerate(settings)]
+
+
+def with_latencies(known: Models, some: Sequence[Rated]) -> list[Rated]:
+    """With the latencies at the rate that each carries; at nine tenths of it where that is the most there is."""
+    share = 1.0 if known.question.objective == "latency" else 0.9
+    rates = np.array([max(1e-9, share * one.rps) for one in some])
+    found = replay([known.server(one.setting) for one in some], rates)
+    return [replace(one, p50_s=float(found.p50_s[n]), p99_s=float(found.tail_s[n])) for n, one in enumerate(some)]
 
 
 def default_setting(known: Models) -> Setting:
@@ -165,10 +166,9 @@ def _groups(known: Models) -> list[list[Setting]]:
 
 
 def _best_batches(known: Models, groups: list[list[Setting]], rows: int) -> list[Rated]:
-    thinned = [_thin(group) for group in groups]
-    flat = [setting for group in thinned for setting in group]
+    flat = [setting for group in groups for setting in group]
     values = iter(_values(known, [known.server(setting) for setting in flat], rows).tolist())
-    return [_best_of(known, group, [next(values) for _ in group]) for group in thinned]
+    return [_best_of(known, group, [next(values) for _ in group]) for group in groups]
 
 
 def _best_of(known: Models, group: Sequence[Setting], values: Sequence[float]) -> Rated:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import LatencyModel
 from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
-from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate, refined
+from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate, refined, with_latencies
 from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
@@ -133,19 +133,19 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     """
     known = models(question, timings)
     ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
-    ranked[:_REFINED] = [refined(known, one) for one in ranked[:_REFINED]]
-    ranked.sort(key=lambda one: -one.sure_rps)
-    rated = rate(known, [default_setting(known), *(one.setting for one in ranked[: _ALTERNATIVES + 1])])
-    best = max(rated, key=lambda one: one.sure_rps)
-    rest = tuple(one for one in rated[1:] if one.setting != best.setting)[:_ALTERNATIVES]
+    ranked[:_REFINED] = refined(known, ranked[:_REFINED])
+    (default,) = rate(known, [default_setting(known)])
+    found = with_latencies(known, [default, *sorted(ranked, key=lambda one: -one.sure_rps)[: _ALTERNATIVES + 1]])
+    default, best = found[0], max(found, key=lambda one: one.sure_rps)
+    rest = tuple(one for one in found[1:] if one.setting != best.setting)[:_ALTERNATIVES]
     smaller, larger, waiting = _beside(known, best)
     if waiting is not None and waiting.rps > _WORTH_WAITING * best.rps:
-        best, waiting = waiting, best
+        (best,), waiting = with_latencies(known, [waiting]), best
     return Choice(
         setting=best.setting,
         rated=best,
         alternatives=rest,
-        default=rated[0],
+        default=default,
         smaller=smaller,
         larger=larger,
         waiting=waiting,
