@@ -14,15 +14,17 @@ from hybrid.planner.measures import MemoryLine, MemoryPoint
 #: A line through few small batches is short: what it says of batches that are many times larger is mostly noise.
 _LARGEST_STEP: Final = 4
 _CLOSE: Final = 0.9
+_FIT_REACH: Final = 4
 _ROOMY_SHARE: Final = 0.5
 _DOUBT: Final = 2.0
 
 
 def line_of(points: Sequence[MemoryPoint]) -> MemoryLine:
-    """Return a line that no point lies above.
+    """Return a line that no point of the larger half of batches lies above.
 
-    The slope is that of the best fit, or that between the two largest batches where it is steeper: many models need
-    relatively more from some size on, and none surprises by needing less.
+    It is for the end of the memory, so it is drawn through the larger batches: the first rows often cost more than
+    later ones, and a line above them all would give away a row in ten. The slope is that of the best fit, or that
+    between the two largest batches where it is steeper: some models need relatively more from some size on.
 
     Raises:
         ValueError: no points.
@@ -34,12 +36,12 @@ def line_of(points: Sequence[MemoryPoint]) -> MemoryLine:
     peaks = np.array([point.peak_bytes for point in ordered], float)
     slope = 0.0
     if rows[-1] > rows[0]:
-        slope = float(np.polyfit(rows, peaks, 1)[0])
-        other = int(np.searchsorted(rows, rows[-1] / 2, side="right")) - 1  # not a neighbour: its noise would count
-        if other >= 0:
-            slope = max(slope, float((peaks[-1] - peaks[other]) / (rows[-1] - rows[other])))
-    slope = max(0.0, slope)
-    base = float(np.max(peaks - slope * rows))
+        fitted = rows >= rows[-1] / _FIT_REACH
+        slope = float(np.polyfit(rows[fitted], peaks[fitted], 1)[0]) if fitted.sum() > 1 else 0.0
+        other = max(0, int(np.searchsorted(rows, rows[-1] / 2, side="right")) - 1)  # not a neighbour: noise would count
+        slope = max(0.0, slope, float((peaks[-1] - peaks[other]) / (rows[-1] - rows[other])))
+    large = rows >= rows[-1] / 2
+    base = float(np.max(peaks[large] - slope * rows[large]))
     return MemoryLine(int(np.ceil(base)), max(1, int(np.ceil(slope))), tuple(ordered))
 
 

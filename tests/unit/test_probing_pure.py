@@ -64,11 +64,18 @@ def test_the_line_goes_through_exact_points():
     assert line.per_row_bytes == pytest.approx(3 * MIB, abs=10)
 
 
-def test_no_point_lies_above_the_line():
+def test_no_point_of_the_larger_half_lies_above_the_line():
     for noise in (-MIB, 0, 5 * MIB):
         found = points(100 * MIB, MIB, 1, 2, 4, 16, 32, noise=noise)
         line = line_of(found)
-        assert all(point.peak_bytes <= line.base_bytes + line.per_row_bytes * point.rows for point in found)
+        assert all(
+            point.peak_bytes <= line.base_bytes + line.per_row_bytes * point.rows for point in found if point.rows >= 16
+        )
+
+
+def test_dear_first_rows_do_not_lift_the_line():
+    dear = [MemoryPoint(1, 120 * MIB), MemoryPoint(2, 140 * MIB), *points(150 * MIB, 2 * MIB, 4, 8, 16, 32)]
+    assert line_of(dear).base_bytes == pytest.approx(150 * MIB, rel=0.01)
 
 
 def test_a_line_that_gets_steeper_is_followed():
@@ -112,7 +119,8 @@ def test_the_climb_ends_where_memory_does_and_never_above(per_row, usable):
 
 def test_the_climb_goes_to_half_first_and_no_further_than_four_times():
     tried, _ = climb(100 * MIB, MIB, 1124 * MIB, 10_000)
-    assert tried[:4] == [16, 64, 256, 512]
+    assert tried[:3] == [16, 64, 256]
+    assert tried[3] in (511, 512)  # half, the line being rounded up to whole bytes
 
 
 def test_the_climb_stops_at_the_largest_batch_of_interest():
