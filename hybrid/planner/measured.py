@@ -3,9 +3,12 @@
 Owns the wording of what the search found. Knows no rule of the search.
 """
 
+from math import isfinite
+
 from hybrid.config import ModelSettings
 from hybrid.planner.guess import ENGINE_NAMES, MIB, Guess
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
+from hybrid.planner.queueing import mean_latency_s
 from hybrid.planner.ranking import SLOWEST_TIMES_SINGLE, Rated
 from hybrid.planner.search import Choice
 from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
@@ -111,7 +114,18 @@ def _instances_reason(choice: Choice) -> str:
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
     text += f"({_rates(best, rival)}, {how}; full batches of {setting.max_batch} and {rival.setting.max_batch} take "
     text += f"{_ms(best.batch_s)} and {_ms(rival.batch_s)})."
-    return text + _idle(choice)
+    return text + _idle(choice) + _at_half_load(choice)
+
+
+def _at_half_load(choice: Choice) -> str:
+    """What one worker's rows take on an ordinary day, by the closed form; for several there is none."""
+    setting, rows = choice.setting, choice.setting.max_batch
+    if setting.instances > 1 or rows == 1 or setting.max_wait_ms:
+        return ""
+    single_s = choice.known.seconds(setting, 1)
+    per_row_s = (choice.rated.batch_s - single_s) / (rows - 1)
+    mean_s = mean_latency_s(choice.rated.rps / 2, single_s - per_row_s, per_row_s)
+    return f" At half of that load a row takes {_ms(mean_s)} in the mean." if isfinite(mean_s) else ""
 
 
 def _rival(choice: Choice) -> Rated | None:

@@ -1,0 +1,215 @@
+"""The space, the search over it, and what it takes."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hybrid.planner.latency import fit
+from hybrid.planner.measures import EngineProfile, MemoryLine, Probe, Timing
+from hybrid.planner.search import Choice, Search, choose, fixed_batch
+from hybrid.planner.space import SearchQuestion, batches, pairs, rows_in_memory, space
+
+GIB = 1 << 30
+ENGINE = EngineProfile("onnxruntime", "1")
+Law = Callable[[int, int, int], float]
+
+
+def ask(cpus: int = 2, *engines: EngineProfile, memory: int = 64 * GIB, **more: object) -> SearchQuestion:
+    return SearchQuestion(engines or (ENGINE,), cpus, memory, **more)  # type: ignore[arg-type]
+
+
+def good_threads(instances: int, threads: int, rows: int) -> float:
+    return 0.001 + 0.005 * rows * (0.02 + 0.98 / threads) * (1 + 0.9 * (instances > 1))
+
+
+def good_workers(instances: int, threads: int, rows: int) -> float:
+    return 0.002 + 0.005 * rows * (0.7 + 0.3 / threads)
+
+
+def times(law: Law, probes: Sequence[Probe]) -> tuple[Timing, ...]:
+    return tuple(Timing(probe, law(probe.instances, probe.threads, probe.rows)) for probe in probes)
+
+
+def run(question: SearchQuestion, laws: dict[str, Law], limit: int = 100) -> tuple[Choice, list[Probe]]:
+    search, asked = Search(question), []
+    while probes := search.next():
+        asked += probes
+        assert len(asked) <= limit
+        for probe in probes:
+            search.tell(times(laws[probe.engine], [probe]))
+    return search.choice(), asked
+
+
+# --- the space --------------------------------------------------------------------------------------------------------
+
+
+def test_on_two_cpus_there_are_72_settings() -> None:
+    assert pairs(ask(), ENGINE) == ((1, 1), (1, 2), (2, 1))
+    assert len(space(ask())) == 72
+
+
+@pytest.mark.parametrize("cpus", [1, 3, 7, 16, 100, 128])
+def test_threads_stay_within_the_share_and_all_cpus_can_be_used(cpus: int) -> None:
+    found = pairs(ask(cpus), ENGINE)
+    used = [instances * threads for instances, threads in found]
+    assert max(used) == cpus
+    assert {(1, 1), (cpus, 1), (1, cpus)} <= set(found)
+    assert len(found) == len(set(found))
+
+
+def test_fixed_numbers_leave_the_rest() -> None:
+    assert pairs(ask(8, instances=3), ENGINE) == ((3, 1), (3, 2))
+    assert pairs(ask(8, threads=4), ENGINE) == ((1, 4), (2, 4))
+    assert pairs(ask(2, instances=4, threads=2), ENGINE) == ((4, 2),)  # more than there is: as asked for
+    assert batches(ask(max_batch=13), ENGINE, 1) == (13,)
+    assert batches(ask(largest_batch=4), ENGINE, 1) == (1, 2, 3, 4)
+
+
+def test_what_the_model_cannot_do_is_not_there() -> None:
+    assert batches(ask(), EngineProfile("e", "1", batching_fault="rows differ"), 1) == (1,)
+    assert batches(ask(), EngineProfile("e", "1", fixed_rows=5), 1) == (5,)
+
+
+@pytest.mark.parametrize(
+    ("memory", "instances", "rows"),
+    [(24 * GIB, 1, 36), (24 * GIB, 2, 16), (48 * GIB, 2, 36), (2 * GIB, 1, 0), (3 * GIB, 1, 1)],
+)
+def test_rows_in_memory(memory: int, instances: int, rows: int) -> None:
+    line = MemoryLine(2 * GIB, GIB // 2)
+    assert rows_in_memory(line, memory, instances) == rows
+
+
+def test_memory_bounds_batches_and_instances() -> None:
+    engine = EngineProfile("e", "1", memory=MemoryLine(2 * GIB, GIB // 2))
+    assert batches(ask(memory=24 * GIB), engine, 1)[-1] == 36
+    assert {count for count, _ in pairs(ask(16, memory=12 * GIB), engine)} == {1, 2, 3, 4}
+    assert pairs(ask(2, memory=GIB), engine) == ((1, 1), (1, 2))  # one must be tried
+
+
+def test_a_device_has_few_instances_and_a_simulated_one_a_single_one() -> None:
+    assert pairs(ask(64, device := EngineProfile("torch", "1", device="cuda:0")), device)[-1] == (4, 1)
+    assert pairs(ask(64, device := EngineProfile("simulated", "1", device="simulated")), device) == ((1, 1),)
+    sizes = batches(ask(1, device := EngineProfile("torch", "1", device="cuda:0")), device, 1)
+    assert max(large / small for small, large in pairwise(sizes[8:])) < 1.13
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_seven_times_suffice_on_two_cpus() -> None:
+    choice, asked = run(ask(slo_s=0.2), {"onnxruntime": good_workers})
+    assert len(asked) <= 7
+    assert (choice.setting.instances, choice.setting.threads) == (2, 1)
+    choice, asked = run(ask(slo_s=0.2), {"onnxruntime": good_threads})
+    assert len(asked) <= 7
+    assert (choice.setting.instances, choice.setting.threads) == (1, 2)
+    assert choice.default.setting.threads == 2
+    assert choice.default.setting.max_batch == 1
+    assert choice.rated.rps > choice.default.rps
+
+
+@pytest.mark.slow
+def test_a_tight_objective_asks_for_smaller_batches() -> None:
+    tight, _ = run(ask(slo_s=0.03), {"onnxruntime": good_workers})
+    loose, _ = run(ask(slo_s=0.5), {"onnxruntime": good_workers})
+    assert tight.setting.max_batch < loose.setting.max_batch
+    assert tight.rated.p99_s <= 0.031
+
+
+@pytest.mark.slow
+def test_the_faster_engine_is_taken() -> None:
+    engines = (ENGINE, EngineProfile("openvino", "1"))
+
+    def fast(instances: int, threads: int, rows: int) -> float:
+        return 0.6 * good_workers(instances, threads, rows)
+
+    choice, asked = run(ask(2, *engines), {"onnxruntime": good_workers, "openvino": fast})
+    assert choice.setting.engine == "openvino"
+    assert any(one.setting.engine == "onnxruntime" for one in choice.alternatives)
+    assert len(asked) <= 14
+
+
+def test_for_throughput_the_batch_stops_where_a_doubling_gains_under_5_percent() -> None:
+    def law(instances: int, threads: int, rows: int) -> float:
+        return (0.004 + 0.004 * rows) * (1.0 if threads == 1 else 0.9)  # 8 -> 16 gains 5.9 %, 16 -> 32 gains 3 %
+
+    choice, _ = run(ask(objective="throughput"), {"onnxruntime": law})
+    assert 10 <= choice.setting.max_batch <= 20
+    assert choice.setting.instances == 2
+
+
+@pytest.mark.slow
+def test_what_failed_is_not_taken() -> None:
+    def law(instances: int, threads: int, rows: int) -> float:
+        return 0.01 + 0.001 * rows
+
+    search = Search(ask(1, device := EngineProfile("torch", "1", device="cuda:0"), slo_s=1.0))
+    while probes := search.next():
+        search.tell(
+            [
+                Timing(probe, float("inf"), failure="out of memory") if probe.rows > 40 else times(law, [probe])[0]
+                for probe in probes
+            ]
+        )
+    choice = search.choice()
+    assert choice.setting.device == device.device
+    assert choice.setting.max_batch <= 128
+    failed = min(one.probe.rows for one in choice.known.timings if one.failure and one.probe.instances == 1)
+    assert choice.setting.max_batch < failed
+
+
+def test_nothing_measured_ends_the_search() -> None:
+    search = Search(ask())
+    search.tell([Timing(probe, float("inf"), failure="no such file") for probe in search.next()])
+    assert search.next() == ()
+    with pytest.raises(ValueError, match="at least one"):
+        search.choice()
+
+
+@pytest.mark.slow
+def test_times_that_are_known_are_not_taken_again() -> None:
+    choice, asked = run(ask(), {"onnxruntime": good_workers})
+    known = EngineProfile("onnxruntime", "1", timings=times(good_workers, asked))
+    assert Search(ask(2, known)).next() == ()
+    assert choose(ask(2, known), known.timings).setting == choice.setting
+
+
+@pytest.mark.slow
+def test_times_of_the_whole_machine_serve_a_share_of_it() -> None:
+    _, asked = run(ask(8), {"onnxruntime": good_workers})
+    choice = choose(ask(3), times(good_workers, asked))
+    assert choice.setting.instances * choice.setting.threads <= 3
+
+
+@pytest.mark.slow
+def test_cpus_stay_idle_where_busy_ones_slow_the_others_down_by_more() -> None:
+    def law(instances: int, threads: int, rows: int) -> float:
+        busy = instances * threads
+        return (0.002 + 0.004 * rows * (0.3 + 0.7 / threads)) * (1.0 if busy <= 4 else (busy / 4) ** 1.6)
+
+    choice, _ = run(ask(8, slo_s=0.1), {"onnxruntime": law})
+    assert choice.setting.instances * choice.setting.threads < 8
+    assert choice.rated.rps >= 0.95 * max(one.rps for one in choice.alternatives)
+
+
+# --- a fixed batch ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fixed_batch_is_split_where_threads_help_little() -> None:
+    places = [Probe("e", i, t, b) for i, t in ((1, 1), (1, 8), (8, 1), (2, 4)) for b in (1, 4, 16)]
+    model = fit(times(good_workers, places), 8)
+    split = fixed_batch(model, 16)
+    assert (split.instances, split.rows_each) == (8, 2)
+    assert split.seconds == pytest.approx(good_workers(8, 1, 2), rel=0.15)
+    assert split.seconds < 0.4 * good_workers(1, 8, 16)
+    assert fixed_batch(model, 1).instances == 1
+
+
+def test_a_fixed_batch_stays_whole_where_threads_help() -> None:
+    places = [Probe("e", i, t, b) for i, t in ((1, 1), (1, 8), (8, 1), (2, 4)) for b in (1, 4, 16)]
+    split = fixed_batch(fit(times(good_threads, places), 8), 16)
+    assert (split.instances, split.threads) == (1, 8)
+    assert np.isfinite(split.seconds)
