@@ -42,7 +42,7 @@ from hybrid.probing.measuring import Measuring
 from hybrid.probing.runner import ProcessMeasurer
 
 _ROUNDS: Final = 3
-_WINDOWS: Final = Windows(seconds=4.0, least_n=500, most_s=8.0, steps=6)
+_WINDOWS: Final = Windows(seconds=4.0, least_n=500, most_s=8.0, steps=5)
 _TABLE_S: Final = 60.0
 _RESAMPLES: Final = 4000
 #: Contenders whose ratio to the plan is of interest: the plan's goodput over theirs.
@@ -228,10 +228,9 @@ def _rounds(subject: Subject, field: Field, arguments: argparse.Namespace) -> li
     settings = list(dict.fromkeys(contender.setting for contender in field.contenders))
     for number in range(arguments.rounds):
         done = {row.setting for row in read_rows(path) if row.number == number}
-        for setting in settings if number % 2 == 0 else settings[::-1]:
-            if setting not in done:
-                job = Job(number, _WINDOWS, (setting,))
-                run_job(subject.argument, subject.slo_ms, path, arguments.through, job)
+        todo = [one for one in (settings if number % 2 == 0 else settings[::-1]) if one not in done]
+        if todo:
+            run_job(subject.argument, subject.slo_ms, path, arguments.through, Job(number, _WINDOWS, tuple(todo)))
     return [row for row in read_rows(path) if row.setting in settings and row.number < arguments.rounds]
 
 
