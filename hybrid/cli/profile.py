@@ -6,7 +6,9 @@ from pathlib import Path
 import click
 from msgspec import structs
 
+from hybrid.cli.measuring import measuring
 from hybrid.cli.output import print_columns, print_json
+from hybrid.config_file import load_config
 from hybrid.errors import ConfigError
 from hybrid.facts import MachineFacts
 from hybrid.models.catalog import resolve_all
@@ -101,8 +103,8 @@ def new(name: str, model: str | None, force: bool) -> None:
         machine = read_machine()
         path = save_profile(name, PlanOverrides(), machine, "A profile to be filled in.", force=force)
     else:
-        wanted = resolve_all(model)[:1]
-        prepared = plan_here(wanted, NONE)
+        with measuring(load_config(None, os.environ).planner, fresh=False) as known:
+            prepared = plan_here(resolve_all(model)[:1], NONE, measure=known)
         plan = prepared.plans[0]
         path = save_profile(
             name,

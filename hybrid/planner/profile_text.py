@@ -1,6 +1,7 @@
 """A profile as the text of its file: numbers with their reasons as comments, and the machine they come from. Pure."""
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -11,6 +12,7 @@ from hybrid.facts import GpuFacts, MachineFacts
 from hybrid.planner.types import Match, Plan, PlanOverrides
 
 _WIDTH: Final = 100
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 #: The numbers of a plan that are worth keeping; the others follow from them.
 _KEPT: Final = (
     "engine",
@@ -51,7 +53,7 @@ def profile_text(
     lines.append(f"description = {toml_value(_first_line(why))}")
     lines += ["", *_comment("Taken by name only. With this table `auto` takes it on machines like this one:")]
     lines += ["# [match]", *(f"# {line}" for line in match_lines(match_of(machine)))]
-    lines += ["", f"[model.{toml_value(model)}]" if model else "[plan]"]
+    lines += ["", f"[model.{_key(model)}]" if model else "[plan]"]
     fixed = {key: value for key, value in structs.asdict(overrides).items() if value is not None}
     for key, value in fixed.items():
         lines += _comment((reasons or {}).get(key, ""))
@@ -118,6 +120,10 @@ def toml_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     return repr(value)
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 
 def _gpu_weight(gpu: GpuFacts) -> int:
