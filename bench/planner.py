@@ -43,6 +43,7 @@ from hybrid.probing.runner import ProcessMeasurer
 
 _ROUNDS: Final = 3
 _WINDOWS: Final = Windows(seconds=4.0, least_n=500, most_s=8.0, steps=5)
+_TRIES: Final = 2
 _TABLE_S: Final = 60.0
 _RESAMPLES: Final = 4000
 #: Contenders whose ratio to the plan is of interest: the plan's goodput over theirs.
@@ -223,15 +224,16 @@ def _field(name: str, folder: Path, through: str) -> Field:
 
 
 def _rounds(subject: Subject, field: Field, arguments: argparse.Namespace) -> list[Row]:
-    """Measure each setting once per round, every second round in reverse, as far as it has not been."""
+    """Measure each setting once per round, every second round in reverse; again where others disturbed it."""
     path = arguments.folder / f"rounds_{subject.name}.jsonl"
     settings = list(dict.fromkeys(contender.setting for contender in field.contenders))
-    for number in range(arguments.rounds):
-        done = {row.setting for row in read_rows(path) if row.number == number}
+    for number in [*range(arguments.rounds)] * _TRIES:
+        done = {row.setting for row in read_rows(path) if row.number == number and row.undisturbed}
         todo = [one for one in (settings if number % 2 == 0 else settings[::-1]) if one not in done]
         if todo:
             run_job(subject.argument, subject.slo_ms, path, arguments.through, Job(number, _WINDOWS, tuple(todo)))
-    return [row for row in read_rows(path) if row.setting in settings and row.number < arguments.rounds]
+    rows = [row for row in read_rows(path) if row.setting in settings]
+    return [row for n in range(arguments.rounds) for row in careful_rows([row for row in rows if row.number == n])]
 
 
 def _rates(field: Field, rows: Sequence[Row]) -> dict[str, list[float]]:
