@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.planner_packrat import ROWS, setting
-from bench.planner_world import ENGINE, Cpu, Device, best_of_sweep, devices
+from bench.planner_world import ENGINE, TRUTH, Cpu, Device, best_of_sweep, devices
 from bench.report import machine_facts, show, write
 from hybrid.planner.measures import Probe
 from hybrid.planner.queueing import goodput_rps
@@ -24,7 +24,6 @@ from hybrid.planner.search import Search, fixed_batch
 
 HELD_OUT: Final = 2024
 _COUNT: Final = 60
-_ROWS: Final = 6000
 _FIXED: Final = (1, 2, 4, 8, 16, 32)
 _ENOUGH: Final = 0.90
 
@@ -61,14 +60,14 @@ def one(device: Device) -> dict[str, Any]:
         measured += len(probes)
     choice = search.choice()
     ours = choice.setting
-    best, where = best_of_sweep(device, slo_s, _ROWS)
+    best, where = best_of_sweep(device, slo_s)
     default = (1, device.cores, 1)
     fat = (1, device.cores, grid.rows[-1] if isinstance(device, Cpu) else where[2])
     others = {"default": default, "fat": fat} | (
         {"packrat": _packrat(device, slo_s)} if isinstance(device, Cpu) else {}
     )
     tried = [(ours.instances, ours.threads, ours.max_batch), *others.values()]
-    values = goodput_rps([device.server(*place) for place in tried], slo_s, rows=_ROWS)
+    values = goodput_rps([device.server(*place) for place in tried], slo_s, samples=TRUTH)
     return {
         "kind": device.kind,
         "cores": device.cores,

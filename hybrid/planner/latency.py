@@ -23,7 +23,7 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 _PRIOR: Final = np.array([0.0, 0.0, 2.0, 3.0, -4.5, -1.2, 0.4])
 _PRIOR_SPREAD: Final = np.array([1.6, 1.0, 1.5, 1.5, 1.2, 1.0, 0.35])
 _LAW_ERROR: Final = 0.08  # relative, of one time: noise and what the law does not know
-_NOISE: Final = 0.04
+_NOISE: Final = 0.05
 _RESIDUAL: Final = 0.18
 _REACH: Final = np.array([1.3, 1.3, 2.0])  # doublings of instances, threads and rows over which residuals are alike
 _TURNS: Final = 40
@@ -61,10 +61,6 @@ class LatencyModel(Struct, frozen=True):
         full = np.full(len(grid), 1.0)
         times = np.maximum.accumulate(self.times(instances * full, threads * full, grid.astype(np.float64)))
         return np.asarray(np.interp(np.arange(1, rows + 1), grid, times), dtype=np.float64)
-
-    def corrected(self, timings: Sequence[Timing]) -> "LatencyModel":
-        """The model with more measured times."""
-        return fit((*self.timings, *timings), self.cpus)
 
     @property
     def fixed_s(self) -> float:

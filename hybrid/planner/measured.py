@@ -7,6 +7,7 @@ from math import isfinite
 
 from hybrid.config import ModelSettings
 from hybrid.planner.guess import ENGINE_NAMES, MIB, Guess
+from hybrid.planner.latency import turning_point
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
 from hybrid.planner.queueing import mean_latency_s
 from hybrid.planner.ranking import SLOWEST_TIMES_SINGLE, Rated
@@ -141,7 +142,11 @@ def _idle(choice: Choice) -> str:
     idle = choice.known.question.cpus - choice.setting.instances * choice.setting.threads
     if choice.setting.device != "cpu" or idle <= 0 or choice.known.question.threads is not None:
         return ""
-    return f" {idle} of {choice.known.question.cpus} CPUs stay idle: busy as well, they slow the others down by more."
+    slow = choice.known.by_engine[choice.setting.engine].slow_down
+    return (
+        f" {idle} of {choice.known.question.cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as "
+        "alone, which costs more than they would add."
+    )
 
 
 def _threads_reason(choice: Choice) -> str:
@@ -176,7 +181,21 @@ def _batch_reason(choice: Choice, engine: EngineProfile) -> str:
         parts.append(_memory(engine.memory, limit, question.memory_bytes, setting.instances))
     elif choice.larger is not None:
         parts.append(_larger(choice.rated, choice.larger))
-    return f"Batch {setting.max_batch}: {'; '.join(parts) or 'the largest that was considered'}."
+    text = f"Batch {setting.max_batch}: {'; '.join(parts) or 'the largest that was considered'}."
+    return text + _cost(choice)
+
+
+def _cost(choice: Choice) -> str:
+    """What rows cost on this hardware, which is why the batch is not another one."""
+    setting, model = choice.setting, choice.known.by_engine[choice.setting.engine]
+    shape = (setting.instances, setting.threads)
+    own = [one for one in model.timings if (one.probe.instances, one.probe.threads) == shape]
+    corner = turning_point([one.probe.rows for one in own], [one.seconds for one in own])
+    if corner is not None:
+        return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
+    if setting.device != "cpu":
+        return ""
+    return f" On one thread a batch costs {_ms(model.fixed_s)}, and {_ms(model.per_row_s)} for each row."
 
 
 def _larger(best: Rated, larger: Rated) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import Floats, LatencyModel, fit
 from hybrid.planner.measures import EngineProfile, Setting, Timing
-from hybrid.planner.queueing import SAMPLE_ROWS, STABLE_SHARE, Server, goodput_rps, replay, rough_goodput_rps
+from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, replay, rough_goodput_rps
 from hybrid.planner.space import SearchQuestion, batches, pairs
 
 #: Without an objective of the user's: how much slower than one row alone the slowest in a hundred may be.
@@ -27,6 +27,9 @@ _HOPE: Final = 1.5
 _CAUTION: Final = 0.5
 _REPLAYED_BATCHES: Final = 6
 _NEAR: Final = 2.1
+#: Samples of arrivals to replay: one while searching, four for the choice.
+ONE: Final = (0,)
+FOUR: Final = (0, 1, 2, 3)
 _WORTH_REPLAY: Final = 0.45
 
 
@@ -96,16 +99,16 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
     return Models(question, tuple(timings), fitted, slo_s)
 
 
-def rank(known: Models, rows: int = SAMPLE_ROWS) -> list[Rated]:
+def rank(known: Models, samples: Sequence[int] = ONE) -> list[Rated]:
     """The best batch of each (engine, instances, threads), best first.
 
     Each is looked at roughly; only the most promising are replayed, and only these are returned, with the framework's
     default (one instance, all threads) always among them.
     """
-    return sorted(_best_batches(known, [_thin(group) for group in _groups(known)], rows), key=lambda one: -one.rps)
+    return sorted(_best_batches(known, [_thin(group) for group in _groups(known)], samples), key=lambda one: -one.rps)
 
 
-def refined(known: Models, some: Sequence[Rated], rows: int = SAMPLE_ROWS) -> list[Rated]:
+def refined(known: Models, some: Sequence[Rated], samples: Sequence[int] = ONE) -> list[Rated]:
     """The same workers with the best of all batches near the one that was found among a few."""
     groups = []
     for one in some:
@@ -114,12 +117,12 @@ def refined(known: Models, some: Sequence[Rated], rows: int = SAMPLE_ROWS) -> li
         sizes = batches(known.question, engine, setting.instances)
         near = [size for size in sizes if setting.max_batch / _NEAR <= size <= setting.max_batch * _NEAR]
         groups.append([replace(setting, max_batch=size) for size in near])
-    return _best_batches(known, groups, rows)
+    return _best_batches(known, groups, samples)
 
 
-def rate(known: Models, settings: Sequence[Setting]) -> list[Rated]:
+def rate(known: Models, settings: Sequence[Setting], samples: Sequence[int] = ONE) -> list[Rated]:
     """The settings as they stand."""
-    rates = _values(known, [known.server(setting) for setting in settings], SAMPLE_ROWS)
+    rates = _values(known, [known.server(setting) for setting in settings], samples)
     return [_rated(known, setting, float(rates[n])) for n, setting in enumerate(settings)]
 
 
@@ -165,9 +168,9 @@ def _groups(known: Models) -> list[list[Setting]]:
     return keep
 
 
-def _best_batches(known: Models, groups: list[list[Setting]], rows: int) -> list[Rated]:
+def _best_batches(known: Models, groups: Sequence[list[Setting]], samples: Sequence[int]) -> list[Rated]:
     flat = [setting for group in groups for setting in group]
-    values = iter(_values(known, [known.server(setting) for setting in flat], rows).tolist())
+    values = iter(_values(known, [known.server(setting) for setting in flat], samples).tolist())
     return [_best_of(known, group, [next(values) for _ in group]) for group in groups]
 
 
@@ -198,11 +201,11 @@ def _thin(group: list[Setting]) -> list[Setting]:
     return [group[int(n)] for n in np.unique(np.round(np.linspace(0, len(group) - 1, _REPLAYED_BATCHES)).astype(int))]
 
 
-def _values(known: Models, servers: Sequence[Server], rows: int) -> Floats:
+def _values(known: Models, servers: Sequence[Server], samples: Sequence[int]) -> Floats:
     question = known.question
     if question.objective == "throughput":
         return np.array([server.instances * len(server.batch_s) / server.batch_s[-1] for server in servers])
-    return goodput_rps(servers, known.slo_s, question.quantile, rows)
+    return goodput_rps(servers, known.slo_s, question.quantile, samples)
 
 
 def _rough(known: Models, server: Server) -> float:

@@ -15,20 +15,20 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import LatencyModel
 from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
-from hybrid.planner.ranking import Models, Rated, default_setting, models, rank, rate, refined, with_latencies
+from hybrid.planner.ranking import FOUR, Models, Rated, default_setting, models, rank, rate, refined, with_latencies
 from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
 _DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
 _SHARE_MEASURED: Final = 0.10
 _FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
-_MOST: Final = 32
+_MOST: Final = 40
 _WIDTH: Final = 2
 _WORTH_ASKING: Final = 1.01
 _ALTERNATIVES: Final = 5
 _REFINED: Final = 3
-#: How many of the best are measured again, twice: the first of many noisy times is too good to be true.
-_FINALS: Final = (4, 2)
+#: How many of the best are measured again, in turn: the first of many noisy times is too good to be true.
+_FINALS: Final = (4, 3, 2)
 _NEAR: Final = 1.15
 _WAIT_SHARE: Final = 0.5  # of the time of one row alone, which is the most that a wait may cost
 _WORTH_WAITING: Final = 1.02
@@ -133,8 +133,8 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     """
     known = models(question, timings)
     ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
-    ranked[:_REFINED] = refined(known, ranked[:_REFINED])
-    (default,) = rate(known, [default_setting(known)])
+    ranked[:_REFINED] = refined(known, ranked[:_REFINED], FOUR)
+    (default,) = rate(known, [default_setting(known)], FOUR)
     found = with_latencies(known, [default, *sorted(ranked, key=lambda one: -one.sure_rps)[: _ALTERNATIVES + 1]])
     default, best = found[0], max(found, key=lambda one: one.sure_rps)
     rest = tuple(one for one in found[1:] if one.setting != best.setting)[:_ALTERNATIVES]
@@ -170,7 +170,7 @@ def _beside(known: Models, best: Rated) -> tuple[Rated | None, Rated | None, Rat
         "waiting": replace(setting, max_wait_ms=round(wait_s * 1000, 2)) if wait else None,
     }
     there = [one for one in wanted.values() if one is not None]
-    rated = dict(zip(there, rate(known, there) if there else (), strict=True))
+    rated = dict(zip(there, rate(known, there, FOUR) if there else (), strict=True))
     found = {key: rated[one] if one is not None else None for key, one in wanted.items()}
     return found["smaller"], found["larger"], found["waiting"]
 

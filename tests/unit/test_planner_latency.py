@@ -37,7 +37,7 @@ def test_with_noise_it_is_off_by_little_more_than_the_noise() -> None:
 
 def test_more_times_make_it_better() -> None:
     few = fit(times(*CORNERS), 8)
-    more = few.corrected(times(*OTHERS))
+    more = fit([*times(*CORNERS), *times(*OTHERS)], 8)
     errors = [[abs(np.log(model.seconds(*one) / law(*one))) for one in OTHERS] for model in (few, more)]
     assert max(errors[1]) < 0.5 * max(errors[0])
 

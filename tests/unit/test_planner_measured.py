@@ -56,6 +56,7 @@ def test_every_number_says_what_was_measured() -> None:
     assert "rows/s, " in reasons["instances"]
     assert "on 1 thread and in" in reasons["threads_per_instance"]
     assert reasons["max_batch"].startswith(f"Batch {made.max_batch}: ")
+    assert "On one thread a batch costs" in reasons["max_batch"]
     assert "6 batch times were taken in 9 s at a length of 32 for 72 settings" in reasons["device"]
     assert "within 190 ms, 95 % of the objective" in reasons["device"]
     assert all(text.endswith(".") and "\n" not in text for text in reasons.values())
@@ -123,6 +124,7 @@ def test_a_device_waits_for_nobody_and_is_bounded_by_its_memory() -> None:
     device = SimulatedSettings(fixed_ms=6, per_row_ms=0.4, memory_total_bytes=24 * GIB)
     model = ModelSettings(name="g", engine="simulated", simulated=device)
     timings = tuple(Timing(Probe("simulated", 1, 1, b, "simulated"), (6 + 0.4 * b) / 1000) for b in (1, 8, 32))
+    flat = tuple(Timing(Probe("simulated", 1, 1, b, "simulated"), max(b, 8) / 1000) for b in (1, 2, 4, 8, 16, 32))
     engine = EngineProfile("simulated", "1", "simulated", timings, MemoryLine(2 * GIB, GIB // 2))
     measured = {("g", "1"): ModelProfile("g", "", "", 0, (engine,))}
     (made,) = first_plan(machine(), [model], None, measured=measured)
@@ -130,6 +132,10 @@ def test_a_device_waits_for_nobody_and_is_bounded_by_its_memory() -> None:
     assert "memory holds 36 rows" in made.reasons["max_batch"]
     assert "half of one row's time" in made.reasons["max_wait_ms"]
     assert own_memory(model, machine()) == 24 * GIB
+    engine = EngineProfile("simulated", "1", "simulated", flat, MemoryLine(2 * GIB, GIB // 2))
+    measured = {("g", "1"): ModelProfile("g", "", "", 0, (engine,))}
+    (made,) = first_plan(machine(), [model], None, measured=measured)
+    assert "Up to about 8 rows a batch takes hardly longer than one row." in made.reasons["max_batch"]
 
 
 def test_cpus_go_to_the_model_that_gains() -> None:
