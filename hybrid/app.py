@@ -152,6 +152,7 @@ class App:
             clock=clock,
             settled=_tidy,
             drain_timeout_s=blueprint.server.drain_timeout_s,
+            max_timeout_s=blueprint.server.max_timeout_s,
         )
         manager = Manager(blueprint.sources, self._repository, tools, blueprint.standing)
         opening = blueprint.opening

@@ -21,13 +21,17 @@ _POLL_S: Final = 0.01
 
 
 class Tools(Struct, frozen=True):
-    """What a manager needs to be given. `settled` is called after models have come or gone."""
+    """What a manager needs to be given. `settled` is called after models have come or gone.
+
+    `drain_timeout_s` is for what is served no more; `max_timeout_s` is the longest deadline that a request has.
+    """
 
     plan: Callable[[Sequence[ModelSettings], Standing], tuple[Plan, ...]]
     make: Callable[[ModelSettings, Plan, Counters], ServedModel]
     clock: Callable[[], float]
     settled: Callable[[], None]
     drain_timeout_s: float
+    max_timeout_s: float
 
 
 class Birth(Struct, frozen=True):
@@ -85,12 +89,12 @@ class Lives:
         self.parts.update(dict.fromkeys(models, ""))
         self._inherit_counts(name)
 
-    async def retire(self, old: Sequence[ServedModel]) -> None:
-        """Let models that get no new requests answer those that they have, then end them."""
+    async def retire(self, old: Sequence[ServedModel], within_s: float) -> None:
+        """Let models that get no new requests answer those that they have, for at most `within_s`, then end them."""
         for model in old:
             self.parts[model] = "last"
             model.drain()
-        ends_at = self._tools.clock() + self._tools.drain_timeout_s
+        ends_at = self._tools.clock() + within_s
         # Polled, because an event would have to be set on the hot path.
         while any(model.open_n for model in old) and self._tools.clock() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)

@@ -214,7 +214,7 @@ class Manager:
             took_s = self._tools.clock() - began
             versions = ", ".join(model.version for model in fresh)
             log.info("%s: version %s %s in %.1f s", name, versions, "took over" if old else "loaded", took_s)
-            await self._lives.retire(old)
+            await self._lives.retire(old, self._tools.max_timeout_s)
 
     async def _fresh(self, name: str, others: Sequence[ServedModel]) -> list[ServedModel]:
         """Read, plan and start all wanted versions of a model, one after the other; all are warm, or none is left."""
@@ -257,7 +257,7 @@ class Manager:
                 raise NotFound(f"no model named {name!r} to unload")
             old = self._repository.withdraw(name, "UNLOADING", "it finishes what it has")
             self.asleep.add(name)
-            await self._lives.retire(old)
+            await self._lives.retire(old, self._tools.drain_timeout_s)
             self._repository.note(name, "UNAVAILABLE", why)
             log.info("%s: %s", name, why)
 

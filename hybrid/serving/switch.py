@@ -67,7 +67,8 @@ class Switch:
         for old, heir in heirs.items():
             heir.take_over(old)
         self._say(why)
-        await self._lives.retire(list(heirs))
+        # Until the last of their requests is answered or late by its own deadline: none is cut short by a new plan.
+        await self._lives.retire(list(heirs), self._tools.max_timeout_s)
         return tuple(Replanned(heirs.get(s.model, s.model).plan, s.changed, s.needs_workers) for s in self._steps)
 
     def _anew(self, meant: Sequence[ServedModel], served: Sequence[ServedModel], standing: Standing) -> list[Plan]:

@@ -81,7 +81,7 @@ class FakeModel:
 class World:
     """A manager over a folder of simulated models."""
 
-    def __init__(self, root: Path, named=(), drain_timeout_s=5.0):
+    def __init__(self, root: Path, named=(), drain_timeout_s=5.0, max_timeout_s=5.0):
         self.root = root
         self.automatic = True  # models are warm at once
         self.broken: set[str] = set()  # versions that cannot start
@@ -90,7 +90,8 @@ class World:
         self.settled_n = 0
         self.sources = ModelSources(named, root)
         self.repository = Repository()
-        tools = Tools(self._plan, self._make, asyncio.get_running_loop().time, self._settled, drain_timeout_s)
+        clock = asyncio.get_running_loop().time
+        tools = Tools(self._plan, self._make, clock, self._settled, drain_timeout_s, max_timeout_s)
         self.manager = Manager(self.sources, self.repository, tools)
 
     def write(self, name, toml="", versions=()):

@@ -168,11 +168,35 @@ async def test_closing_gives_up_a_load_and_keeps_what_is_served(world):
 
 
 async def test_a_request_that_does_not_end_holds_the_old_one_only_so_long(tmp_path):
-    world = World(tmp_path, drain_timeout_s=0.02)
+    world = World(tmp_path, max_timeout_s=0.02)
     world.write("m")
     await world.manager.load("m")
     world.model("m").open_n = 1
     await world.manager.load("m")
+    assert world.log[-1] == "stop m/1#1"
+
+
+async def test_what_is_replaced_has_as_long_as_its_requests_have_whatever_the_drain_time(tmp_path):
+    world = World(tmp_path, drain_timeout_s=0.0)
+    world.write("m")
+    await world.manager.load("m")
+    old = world.model("m")
+    old.open_n = 1
+    load = asyncio.create_task(world.manager.load("m"))
+    await until(lambda: "drain m/1#1" in world.log)
+    await turns()
+    assert "stop m/1#1" not in world.log
+    old.open_n = 0
+    await load
+    assert world.log[-1] == "stop m/1#1"
+
+
+async def test_what_is_unloaded_has_the_drain_time(tmp_path):
+    world = World(tmp_path, drain_timeout_s=0.0)
+    world.write("m")
+    await world.manager.load("m")
+    world.model("m").open_n = 1
+    await world.manager.unload("m")
     assert world.log[-1] == "stop m/1#1"
 
 
