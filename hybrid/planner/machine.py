@@ -42,8 +42,6 @@ _ISA: Final[dict[str, str]] = {
     "sme": "sme",
 }
 _CPUS: Final = "sys/devices/system/cpu"
-_NODES: Final = "sys/devices/system/node"
-_SLOW_CORE_CAPACITY: Final = 0.75  # a core under this share of the largest cpu_capacity counts as an efficiency core
 
 
 def read_machine(

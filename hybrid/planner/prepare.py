@@ -69,19 +69,28 @@ def _not_measured(plan: Plan) -> Plan:
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a model file with its weights beside it (`model.onnx.data`, `model.onnx_data`, `model.bin` of an .xml).
+    """Size of a model file with its weights beside it.
 
-    0 when there is none.
-
-    A missing file is no error here: the worker that loads it reports it with the engine's own words.
+    0 when there is none: the worker that loads it reports it with the engine's own words.
     """
     try:
-        beside = [other for other in path.parent.iterdir() if other.name.startswith(path.stem)]
-        weights = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else path
-        return sum(
-            other.stat().st_size
-            for other in beside
-            if other in (path, weights) or (other.name.startswith(path.name) and other.name.endswith("data"))
-        )
+        return sum(file.stat().st_size for file in (path, *weight_files(path)))
     except OSError:
         return 0
+
+
+def weight_files(path: Path) -> tuple[Path, ...]:
+    """Return the files beside a model that hold its weights, by name.
+
+    `model.onnx.data` and `model.onnx_data` of a `model.onnx`, `model.bin` of a `model.xml`.
+    """
+    binary = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else None
+    try:
+        beside = sorted(path.parent.iterdir())
+    except OSError:
+        return ()
+    return tuple(
+        other
+        for other in beside
+        if other != path and (other == binary or (other.name.startswith(path.name) and other.name.endswith("data")))
+    )

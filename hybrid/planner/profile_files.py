@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from hybrid import folders as xdg
 from hybrid.config import Settings
 from hybrid.config_file import load_settings, load_toml
 from hybrid.errors import ConfigError
@@ -40,13 +41,7 @@ def folders(here: bool = True) -> tuple[Path, ...]:
 
 def config_folder() -> Path | None:
     """The user's folder for settings of hybrid; None for a user without a home."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if base and Path(base).is_absolute():  # a relative one is to be ignored, says the standard that names the variable
-        return Path(base) / "hybrid"
-    try:
-        return Path.home() / ".config" / "hybrid"
-    except RuntimeError:
-        return None
+    return xdg.config_folder(os.environ)
 
 
 def check_name(name: str) -> str:

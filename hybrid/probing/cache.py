@@ -8,18 +8,25 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hybrid.config import ModelSettings
+from hybrid.folders import cache_folder
 from hybrid.planner.measures import EngineProfile, ModelProfile
 from hybrid.probing.fingerprint import file_digest, model_files, model_key
 
 _FORMAT: Final = 1
 _MEMO: Final = "files.json"
+_HOMELESS: Final = (
+    "there is no home folder to keep measurements in, so the next start measures again; "
+    "set XDG_CACHE_HOME or planner.cache_folder"
+)
+
+T = TypeVar("T")
 
 
 class Record(Struct, frozen=True):
@@ -43,17 +50,19 @@ class FileMemo(Struct, frozen=True):
 
 
 class Cache:
-    """The measurements in one folder. `warning` is the last thing that went wrong, "" while nothing has."""
+    """The measurements in one folder, None where there is none to be had.
 
-    def __init__(self, folder: Path) -> None:
+    `warning` is the last thing that went wrong, "" while nothing has.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self.warning = ""
 
     def load(self, machine: str, digest: str) -> Record | None:
         """Return what is known of a model on a machine; None when nothing is, or nothing that can be used."""
-        try:
-            record = msgspec.json.decode(self._path(machine, digest).read_bytes(), type=Record)
-        except (OSError, msgspec.DecodeError):
+        record = self._read(_name(machine, digest), Record)
+        if record is None:
             return None
         profile = record.profile
         if record.format != _FORMAT or (profile.machine, profile.digest) != (machine, digest):
@@ -67,11 +76,11 @@ class Cache:
         profile = record.profile
         kept = replace(record, profile=replace(profile, engines=tuple(map(_without_infinity, profile.engines))))
         data = msgspec.json.format(msgspec.json.encode(kept), indent=1)
-        self._write(self._path(profile.machine, profile.digest), data)
+        self._write(_name(profile.machine, profile.digest), data)
 
     def digest(self, model: ModelSettings) -> str:
         """Return the key of a model. A file that has not changed since it was last seen is not read again."""
-        memo = self._memo()
+        memo = self._read(_MEMO, dict[str, FileMemo]) or {}
         known: dict[str, FileMemo] = {}
         for path in model_files(model):
             try:
@@ -84,40 +93,43 @@ class Cache:
             except OSError:
                 continue
         if any(memo.get(name) != entry for name, entry in known.items()):
-            self._write(self._folder / _MEMO, msgspec.json.encode({**memo, **known}))
+            self._write(_MEMO, msgspec.json.encode({**memo, **known}))
         return model_key(model, tuple(entry.digest for entry in known.values()))
 
-    def _memo(self) -> Mapping[str, FileMemo]:
+    def _read(self, name: str, kind: type[T]) -> T | None:
         try:
-            return msgspec.json.decode((self._folder / _MEMO).read_bytes(), type=dict[str, FileMemo])
+            return None if self._folder is None else msgspec.json.decode((self._folder / name).read_bytes(), type=kind)
         except (OSError, msgspec.DecodeError):
-            return {}
+            return None
 
-    def _path(self, machine: str, digest: str) -> Path:
-        return self._folder / f"{digest}-{machine}.json"
-
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all: two servers may start at once, and a reader must see one of both."""
+        if self._folder is None:
+            self.warning = _HOMELESS
+            return
+        path = self._folder / name
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=".tmp")
+            descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=".tmp")
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(data)
-                os.replace(name, path)
+                os.replace(temporary, path)
             except BaseException:
-                os.unlink(name)
+                os.unlink(temporary)
                 raise
         except OSError as error:
             self.warning = f"{path} cannot be written, so the next start measures again: {error.strerror}"
 
 
-def default_folder(environ: Mapping[str, str]) -> Path:
-    """Return where measurements are kept: below `$XDG_CACHE_HOME`, else below `~/.cache`."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
-    root = Path(base) if os.path.isabs(base) else Path(environ.get("HOME") or "~").expanduser() / ".cache"
-    return root / "hybrid" / "probes"
+def default_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return where measurements are kept: among the user's caches, None for a user without a home."""
+    base = cache_folder(environ)
+    return base / "probes" if base is not None else None
+
+
+def _name(machine: str, digest: str) -> str:
+    return f"{digest}-{machine}.json"
 
 
 def _without_infinity(engine: EngineProfile) -> EngineProfile:

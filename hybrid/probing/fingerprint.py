@@ -5,7 +5,6 @@ machine after a restart, is not measured again.
 """
 
 import hashlib
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ import msgspec
 
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
+from hybrid.planner.prepare import weight_files
 
 #: Engine -> the packages that may bring it, the usual one first.
 _PACKAGES: Final = {
@@ -21,12 +21,10 @@ _PACKAGES: Final = {
     "openvino": ("openvino",),
     "torch": ("torch",),
 }
-_MEMORY_STEP: Final = 64 * 1024 * 1024  # a new kernel changes the size of the memory by a few pages
+#: Memory that differs by less counts as the same: a new kernel changes its size by a few pages.
+MEMORY_STEP: Final = 64 * 1024 * 1024
 _CHUNK: Final = 1 << 20
 _DIGEST_BYTES: Final = 16
-
-#: Path, size and time of change of a file -> the digest of its content, if it is known already.
-Known = Callable[[str, int, int], str | None]
 
 
 def machine_key(machine: MachineFacts) -> str:
@@ -40,8 +38,8 @@ def machine_key(machine: MachineFacts) -> str:
         machine.physical_cores,
         machine.numa_nodes,
         len(machine.efficiency_cpus),
-        machine.memory_limit_bytes // _MEMORY_STEP,
-        [(gpu.name, gpu.memory_total_bytes // _MEMORY_STEP) for gpu in machine.gpus],
+        machine.memory_limit_bytes // MEMORY_STEP,
+        [(gpu.name, gpu.memory_total_bytes // MEMORY_STEP) for gpu in machine.gpus],
     )
     return _digest(msgspec.json.encode(facts))
 
@@ -74,16 +72,9 @@ def model_files(model: ModelSettings) -> tuple[Path, ...]:
     """
     if not model.file:
         return ()
-    path = Path(model.file)
-    try:
-        beside = sorted(other for other in path.parent.iterdir() if other.name.startswith(path.stem))
-    except OSError:
-        beside = []
-    binary = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else path
-    weights = [p for p in beside if p == binary or (p.name.startswith(path.name) and p.name.endswith("data"))]
-    text = model.preprocess.text
+    path, text = Path(model.file), model.preprocess.text
     tokenizer = [Path(text.tokenizer)] if text is not None else []
-    return tuple(dict.fromkeys([path, *weights, *tokenizer]))
+    return tuple(dict.fromkeys([path, *weight_files(path), *tokenizer]))
 
 
 def file_digest(path: Path) -> str:

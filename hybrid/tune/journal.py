@@ -12,12 +12,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from hybrid import folders
 from hybrid.errors import ConfigError
 from hybrid.planner.measures import Setting
 from hybrid.tune.seeds import Bounds
 from hybrid.tune.values import Ask, Load, Seen, Terms
 
 _VERSION: Final = 1
+_NAME_LENGTH: Final = 60
 
 
 class Subject(Struct, frozen=True):
@@ -44,7 +46,8 @@ class Journal:
 
     def __init__(self, folder: Path, subject: Subject, resume: bool) -> None:
         head = msgspec.json.encode(subject)
-        name = "".join(c if c.isalnum() else "-" for c in subject.model)
+        # For the eye only, and cut: paths may be longer than the name of a file. The digest tells subjects apart.
+        name = "".join(c if c.isascii() and c.isalnum() else "-" for c in subject.model)[-_NAME_LENGTH:]
         self.path = folder / f"{name}-{hashlib.blake2b(head, digest_size=8).hexdigest()}.jsonl"
         self._known: dict[bytes, list[Seen]] = {}
         try:
@@ -106,11 +109,10 @@ def cache_folder() -> Path:
     Raises:
         ConfigError: there is no home folder.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hybrid" / "tune"
-    except RuntimeError as error:
-        raise ConfigError("there is no home folder to keep measurements in; set XDG_CACHE_HOME to a folder") from error
+    base = folders.cache_folder(os.environ)
+    if base is None:
+        raise ConfigError("there is no home folder to keep measurements in; set XDG_CACHE_HOME to a folder")
+    return base / "tune"
 
 
 def _key(asked: Ask | _Entry) -> bytes:

@@ -161,7 +161,18 @@ def test_machines_that_measure_alike_have_one_key():
 
 def test_where_measurements_are_kept():
     assert str(default_folder({"XDG_CACHE_HOME": "/x", "HOME": "/h"})) == "/x/hybrid/probes"
-    assert str(default_folder({"XDG_CACHE_HOME": "relative", "HOME": "/h"})) == "/h/.cache/hybrid/probes"
+
+
+def test_without_a_home_nothing_is_kept_and_one_warning_says_so(monkeypatch, model):
+    def nowhere():
+        raise RuntimeError
+
+    monkeypatch.setattr("pathlib.Path.home", nowhere)
+    cache = Cache(default_folder({}))
+    assert cache.digest(model) == Cache(None).digest(model)
+    cache.save(RECORD)
+    assert cache.load("machine", "digest") is None
+    assert "no home folder" in cache.warning
 
 
 def test_versions_of_engines():

@@ -267,6 +267,7 @@ def test_without_a_home_nothing_is_chosen_and_nothing_can_be(monkeypatch: pytest
         raise RuntimeError
 
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative/does/not/count")
+    monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     assert config_folder() is None
     assert chosen() is None
