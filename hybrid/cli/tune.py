@@ -1,18 +1,18 @@
 """`hybrid tune`: find the setting that serves most within an objective, by load tests on a real server."""
 
 import contextlib
-import importlib.util
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
+from hybrid.cli.ending import polite_end
 from hybrid.cli.output import print_columns, print_json
 from hybrid.config import ModelSettings, engines_for
 from hybrid.errors import ConfigError
@@ -20,20 +20,20 @@ from hybrid.facts import MachineFacts
 from hybrid.models.catalog import resolve
 from hybrid.planner.guess import front_end_cpus
 from hybrid.planner.machine import read_machine
-from hybrid.planner.prepare import file_bytes
 from hybrid.planner.profile_files import check_name
 from hybrid.planner.profiles import known_profiles, save_profile
+from hybrid.probing.fingerprint import engine_version, model_files
 from hybrid.tune.html import Context, report_html
 from hybrid.tune.journal import Journal, Subject, cache_folder
 from hybrid.tune.progress import choose
 from hybrid.tune.report import overrides_of, rejections, sentences, setting_text, tune_json, why
-from hybrid.tune.run import bounds_of, own_lab, run_search, running_lab
+from hybrid.tune.run import alike, bounds_of, own_lab, run_search, running_lab
 from hybrid.tune.seeds import BATCHES, MOST, Bounds
 from hybrid.tune.trial import Lab
 from hybrid.tune.values import Outcome, Terms
 
 _INTERRUPTED = 130
-_MODULES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "torch"}
+_SECRET = "--admin-token"
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):
@@ -112,13 +112,10 @@ def tune(model: str, as_json: bool, **options: Any) -> int:
     of the queue finds promising for a moment, the better half again for longer, the best until it is certain.
     """
     wanted = _wanted(model, options)
-    with _lab(wanted) as (lab, engines):
-        bounds = bounds_of(lab, engines, _cpus(lab), wanted.largest)
-        journal = Journal(cache_folder(), _subject(wanted, bounds), wanted.resume)
-        if wanted.resume and not journal.resumed_n:
-            click.echo("nothing to resume: this search has not been begun here; starting it", err=True)
-        outcome = _search(lab, bounds, wanted, journal)
-    if outcome is None:
+    try:
+        with polite_end(), _lab(wanted) as (lab, engines):
+            outcome = _tuned(lab, engines, wanted)
+    except KeyboardInterrupt:
         return _INTERRUPTED
     _write(outcome, wanted)
     if as_json:
@@ -161,16 +158,9 @@ def _lab(wanted: _Wanted) -> Iterator[tuple[Lab, tuple[str, ...]]]:
         return
     settings = resolve(wanted.model)
     with own_lab(wanted.model, settings, wanted.admin_token) as lab:
-        first = str(lab.served.plan["engine"])
-        yield lab, tuple(dict.fromkeys((first, *_engines(settings))))
-
-
-def _engines(settings: ModelSettings) -> tuple[str, ...]:
-    return tuple(name for name in engines_for(settings) if name in _MODULES and _installed(_MODULES[name]))
-
-
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+        # In the order of choice, not that of the plan: what a result is compared with must be the same in every run.
+        installed = [name for name in engines_for(settings) if engine_version(name)]
+        yield lab, tuple(dict.fromkeys((*installed, str(lab.served.plan["engine"]))))
 
 
 def _cpus(lab: Lab) -> int:
@@ -187,30 +177,38 @@ def _subject(wanted: _Wanted, bounds: Bounds) -> Subject:
 
 def _digest(settings: ModelSettings) -> str:
     """What tells one state of a model from another; a file by its size and time, since reading it takes seconds."""
-    if not settings.file:
-        return repr(settings.simulated)
-    path = Path(settings.file)
-    try:
-        return f"{path.resolve()} {file_bytes(path)} {path.stat().st_mtime_ns}"
-    except OSError:
-        return str(path)
+    found = []
+    for path in model_files(settings):
+        with contextlib.suppress(OSError):  # the server that loads it says what is wrong with it
+            seen = path.stat()
+            found.append(f"{path.resolve()} {seen.st_size} {seen.st_mtime_ns}")
+    return "\n".join(found) or repr(settings.simulated)
 
 
-def _search(lab: Lab, bounds: Bounds, wanted: _Wanted, journal: Journal) -> Outcome | None:
-    """Run the search; None when it was interrupted."""
+def _tuned(lab: Lab, engines: tuple[str, ...], wanted: _Wanted) -> Outcome:
+    """Find out what may be tried, then search."""
+    agreeing, notes = alike(lab, engines)
+    bounds = bounds_of(lab, agreeing, _cpus(lab), wanted.largest)
+    journal = Journal(cache_folder(), _subject(wanted, bounds), wanted.resume)
+    if wanted.resume and not journal.resumed_n:
+        click.echo("nothing to resume: this search has not been begun here; starting it", err=True)
+    outcome = _search(lab, bounds, wanted, journal)
+    return replace(outcome, found=replace(outcome.found, notes=(*notes, *outcome.found.notes)))
+
+
+def _search(lab: Lab, bounds: Bounds, wanted: _Wanted, journal: Journal) -> Outcome:
     show = choose(wanted.budget_s)
-    # Told to end politely, it ends as after Ctrl-C: a server of somebody else gets its plan back.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run_search(lab, bounds, wanted.terms, journal, (wanted.budget_s, wanted.most), show)
     except KeyboardInterrupt:
-        show.close()
-        click.echo(f"stopped; what was measured is kept in {journal.path}; add --resume to go on", err=True)
-        return None
+        with contextlib.suppress(OSError):  # the terminal may be what is gone
+            show.close()
+            click.echo(f"stopped; what was measured is kept in {journal.path}; add --resume to go on", err=True)
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
-        show.close()
         journal.close()
+        with contextlib.suppress(OSError):
+            show.close()
 
 
 def _write(outcome: Outcome, wanted: _Wanted) -> None:
@@ -227,13 +225,26 @@ def _write(outcome: Outcome, wanted: _Wanted) -> None:
         )
         click.echo(f"wrote {path}", err=True)
     if wanted.report is not None:
-        command = shlex.join(["hybrid", *sys.argv[1:]])
+        command = shlex.join(["hybrid", *_without_secret(sys.argv[1:])])
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
         context = Context(command, now, _machine(machine, wanted.url), tuple(_use(outcome, wanted)))
         try:
             wanted.report.write_text(report_html(outcome, context), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--report {wanted.report}: cannot be written: {error.strerror}") from error
+
+
+def _without_secret(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments as they may be shown: a report is passed on."""
+    follows = False
+    for argument in arguments:
+        if follows:
+            yield "***"
+        elif argument.startswith(f"{_SECRET}="):
+            yield f"{_SECRET}=***"
+        else:
+            yield argument
+        follows = argument == _SECRET and not follows
 
 
 def _machine(machine: MachineFacts, url: str | None) -> tuple[tuple[str, str], ...]:

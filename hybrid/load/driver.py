@@ -183,8 +183,11 @@ class Generator:
 
     def answered(self, shot: Shot, status: int, error: str) -> None:
         """Count an answer."""
+        now = time.monotonic()
         if shot.counts:
-            self._tally.answered(status, error, shot.intended_s, time.monotonic())
+            self._tally.answered(status, error, shot.intended_s, now)
+        elif now >= self._window_s:
+            self._tally.came_in_window(status, now)
         self._goes_on(failed=False)
 
     def broken(self, shot: Shot, why: str) -> None:

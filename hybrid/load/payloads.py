@@ -44,6 +44,9 @@ _WORDS: Final = (
 _IMAGE_NAMES: Final = ("image", "picture", "photo", "img")
 _SPECIAL_TOKENS: Final = 2  # a tokenizer adds as many at the ends, usually
 _DEFAULT_LENGTHS: Final = (8, 16, 24, 32, 48)
+#: All bodies of one set together: of large tensors a few must do, since all are held in memory, and once more while
+#: they are sent.
+MOST_BYTES: Final = 32 * 1024 * 1024
 
 
 class Payload(Struct, frozen=True):
@@ -87,7 +90,7 @@ class PayloadSettings(Struct, frozen=True, kw_only=True):
 
 
 def for_model(metadata: ModelMetadata, settings: PayloadSettings) -> tuple[Payload, ...]:
-    """Return `settings.count` different requests for a model.
+    """Return `settings.count` different requests for a model; fewer, but at least one, where they are large.
 
     An input of BYTES is an encoded image where `image_inputs` or its own name say so, else a text.
 
@@ -97,7 +100,12 @@ def for_model(metadata: ModelMetadata, settings: PayloadSettings) -> tuple[Paylo
     chance = random.Random(settings.seed)
     images = any(_is_image(spec, settings) for spec in metadata.inputs)
     count = min(settings.count, 32) if images else settings.count  # an image takes a millisecond to make
-    return tuple(_payload(metadata.inputs, settings, chance) for _ in range(count))
+    made: list[Payload] = []
+    total = largest = 0
+    while len(made) < count and (not made or total + largest <= MOST_BYTES):
+        made.append(_payload(metadata.inputs, settings, chance))
+        total, largest = total + len(made[-1].body), max(largest, len(made[-1].body))
+    return tuple(made)
 
 
 def text_of(tokens: int, chance: random.Random) -> str:

@@ -27,7 +27,8 @@ class LoadResult(Struct, frozen=True, kw_only=True):
 
     `offered_n` were intended, `statuses` answered, `timeouts_n` given up after the time limit, `broken_n` lost with
     their connection (or never got one), `unfinished_n` still open when the run ended. `in_window_n` answers of 200..299
-    came before the window ended, `good_n` within `slo_s` of their intended time.
+    came before the window ended, `good_n` within `slo_s` of their intended time. In a closed loop `in_window_n` counts
+    those as well that came in the window to requests from before it.
 
     `stopped` when the run ended early, at its limit of late requests.
 

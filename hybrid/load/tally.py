@@ -35,6 +35,14 @@ class Tally:
         self._in_window_n += now <= self._end_s
         self._good_n += self._slo_s is not None and took_s <= self._slo_s
 
+    def came_in_window(self, status: int, now: float) -> None:
+        """Count an answer in the window to a request from before it.
+
+        In a closed loop it is throughput: clients of a slow model would all wait from before the window to its end. An
+        open loop is judged by what was offered in the window, and leaves it out.
+        """
+        self._in_window_n += self._closed and 200 <= status < 300 and now <= self._end_s
+
     def timed_out(self, limit_s: float) -> None:
         """Count a request that was given up; it took at least so long."""
         self._ended_n += 1

@@ -18,8 +18,10 @@ import msgspec
 import psutil
 
 from hybrid.errors import StartupError
-from hybrid.load.payloads import ModelMetadata, decode_metadata
+from hybrid.load.payloads import ModelMetadata, Payload, decode_metadata
 from hybrid.load.spec import Address
+from hybrid.messages import InferResponse
+from hybrid.protocol.oip_client import decode_response
 from hybrid.telemetry.snapshot import Snapshot, decode
 
 _READY: Final = re.compile(r"ready on (https?://\S+)")
@@ -64,6 +66,17 @@ class Target:
         """
         return decode_metadata(self.call(f"/v2/models/{model}"))
 
+    def infer(self, model: str, payload: Payload, timeout_s: float) -> InferResponse:
+        """Return the answer to one request.
+
+        Raises:
+            BadRequest: the answer is not that of the protocol.
+            StartupError: no answer, or a refusal.
+        """
+        path = f"/v2/models/{model}/infer"
+        data, length = self._exchange(path, payload.body, dict(payload.headers), timeout_s)
+        return decode_response(data, length)
+
     def snapshot(self) -> Snapshot | None:
         """Return the server's Snapshot; None where it has none."""
         try:
@@ -91,11 +104,17 @@ class Target:
             Refused: the answer is an error, in the server's words.
             StartupError: there is none.
         """
-        request = urllib.request.Request(self.base + path, data=body, headers=dict(headers or {}))
+        return self._exchange(path, body, dict(headers or {}), timeout_s)[0]
+
+    def _exchange(
+        self, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
+    ) -> tuple[bytes, int | None]:
+        """Return the body of an answer, and the length of its JSON part where binary tensors follow."""
+        request = urllib.request.Request(self.base + path, data=body, headers=headers)
         try:
             with self._opener.open(request, timeout=timeout_s) as answer:
-                data: bytes = answer.read()
-                return data
+                length = answer.headers.get("Inference-Header-Content-Length")
+                return answer.read(), int(length) if length is not None else None
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(2000).decode(errors="replace")

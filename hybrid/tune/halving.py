@@ -19,6 +19,7 @@ from hybrid.tune.values import Candidate, Load, Seen, Terms
 _TAIL: Final = 3.0  # the 99th percentile over the mean, about, near saturation
 MOST_CLIENTS: Final = 256
 _LONGEST_WINDOWS: Final = 5.0
+_CYCLES: Final = 2.0  # in which every client is answered: of a slow model fewer batches than that say little
 
 
 class Scored(Struct, frozen=True):
@@ -38,17 +39,18 @@ def rounds(book: Book, candidates: Sequence[Candidate], terms: Terms, finalists:
     expected = max(candidate.predicted_rps for candidate in candidates)
     window_s, number = terms.window_s, 1
     scored: list[Scored] = []
-    while number == 1 or (len(alive) > finalists and _affordable(book, window_s, len(alive))):
-        scored = yield from _round(
-            book, alive, Load(window_s, clients=crowd(terms, expected, alive), slo_s=terms.slo_s), terms, number
-        )
+    while True:
+        clients = crowd(terms, expected, alive)
+        seconds = _window_s(window_s, clients, expected, terms)
+        if number > 1 and not (len(alive) > finalists and _affordable(book, seconds, len(alive))):
+            return scored
+        scored = yield from _round(book, alive, Load(seconds, clients=clients, slo_s=terms.slo_s), terms, number)
         scored = _kept(book, scored, finalists)
         if len(scored) <= finalists:
             return scored
         alive = sorted(entry.setting for entry in scored)
         expected = scored[0].seen.rps
         window_s, number = min(2.0 * window_s, _LONGEST_WINDOWS * terms.window_s), number + 1
-    return scored
 
 
 def planned_s(candidates_n: int, finalists: int, window_s: float) -> float:
@@ -91,6 +93,12 @@ def _round(book: Book, settings: Sequence[Setting], load: Load, terms: Terms, nu
             book.mark("compared", score=score(seen, terms))
             scored.append(Scored(setting, score(seen, terms), seen))
     return sorted(scored, key=lambda entry: -entry.score)
+
+
+def _window_s(wanted_s: float, clients: int, expected_rps: float, terms: Terms) -> float:
+    """Return how long a round measures each setting: longer where clients wait long for their answers."""
+    cycles_s = _CYCLES * clients / expected_rps if expected_rps else 0.0
+    return max(wanted_s, min(cycles_s, _LONGEST_WINDOWS * terms.window_s))
 
 
 def _kept(book: Book, scored: Sequence[Scored], finalists: int) -> list[Scored]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from hybrid.planner.measures import Setting
 from hybrid.tune.chart import Mark, Series, chart
-from hybrid.tune.report import knee_text, measured_n, rejections, setting_text, where
+from hybrid.tune.report import default_text, knee_text, measured_n, rejections, setting_text, where
 from hybrid.tune.values import Found, Outcome, Trial
 
 _STYLE: Final = """
@@ -75,7 +75,7 @@ def _cards(outcome: Outcome) -> str:
         (f"{_ms(found.p99_s)} ms", "p99 at that rate"),
     ]
     if found.gain_over_default is not None and found.default is not None:
-        cards.append((f"{found.gain_over_default:.2f}x", f"of {setting_text(found.default)}"))
+        cards.append((f"{found.gain_over_default:.2f}x", f"the requests/s of {default_text(found.default)}"))
     cards.append((f"{measured_n(found)} of {found.space_n}", f"settings tested, in {outcome.took_s:.0f} s"))
     inside = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(text)}</span></div>' for value, text in cards

@@ -19,6 +19,7 @@ def tune_json(outcome: Outcome) -> dict[str, Any]:
             "slo_p99_ms": _ms(found.slo_s),
             "certain": found.certain,
             "gain_over_default": _rounded(found.gain_over_default),
+            "default": None if found.default is None else setting_text(found.default),
         },
         "trials": [_trial_json(trial) for trial in found.trials],
         "knee": _knee_json(found.curve),
@@ -56,6 +57,14 @@ def setting_text(setting: Setting, with_engine: bool = True) -> str:
     return f"{setting.engine}, {text}" if with_engine else text
 
 
+def default_text(default: Setting) -> str:
+    """Return what the result is compared with, and how, in words."""
+    return (
+        f"the framework default ({setting_text(default)}: the engine of first choice, one worker on all threads), "
+        "under the same clients in the first round"
+    )
+
+
 def why(outcome: Outcome) -> str:
     """Return where the numbers come from, for a profile."""
     found = outcome.found
@@ -79,7 +88,7 @@ def sentences(outcome: Outcome) -> Iterator[str]:
     else:
         yield f"throughput {found.rps:.4g} requests/s with saturated clients (p99 {_text_ms(found.p99_s)})"
     if found.gain_over_default is not None and found.default is not None:
-        yield f"{found.gain_over_default:.2f}x of {setting_text(found.default)}, in the same round"
+        yield f"{found.gain_over_default:.2f}x the requests/s of {default_text(found.default)}"
     yield knee_text(found)
     yield f"{measured_n(found)} of {found.space_n} settings had a load test, in {outcome.took_s:.0f} s"
     if outcome.resumed_n:

@@ -15,12 +15,12 @@ WORTH: Final = 1.05
 
 
 def disqualified(seen: Seen) -> str:
-    """Return why a setting is out because of failed requests; "" when it is not."""
+    """Return why a setting is out because of failed requests, or of none that was answered; "" when it is not."""
     if seen.failure:
         return f"cannot run: {seen.failure}"
     if seen.errors_n:
         return f"{seen.errors_n} of {seen.offered_n} requests failed: {seen.first_error}"
-    return "" if seen.offered_n else "no request was sent in the time"
+    return "" if seen.rps else "no answer within the window; raise --seconds-per-trial"
 
 
 def exploded(seen: Seen, single_s: float | None) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from hybrid.config import ModelSettings
+from hybrid.errors import HybridError
 from hybrid.load.payloads import PayloadSettings
 from hybrid.load.target import Target, local
+from hybrid.probing.agreement import disagreement
 from hybrid.tune.book import Steps
 from hybrid.tune.journal import Journal
 from hybrid.tune.search import search
-from hybrid.tune.seeds import Bounds
+from hybrid.tune.seeds import DEVICE_BATCHES, Bounds
 from hybrid.tune.trial import Lab
 from hybrid.tune.values import Answer, Ask, Found, Outcome, Seen, Terms
 
@@ -40,20 +42,42 @@ def run_search(
 
 
 def bounds_of(lab: Lab, engines: tuple[str, ...], cpus: int, largest: int) -> Bounds:
-    """Return what may be tried on a server. Its own plan and what it really does set the limits.
+    """Return what may be tried on a server, by asking it: the batch in its plan is a choice and no limit.
 
-    `largest` is the largest batch to try on a CPU; elsewhere memory decides, and the plan knows how much there is.
+    `largest` is the largest batch to try on a CPU; elsewhere memory decides.
+
+    Raises:
+        StartupError: the server is gone, or refuses to change its plan.
     """
-    served = lab.served
-    device = str(served.plan["device"])
+    device = str(lab.served.plan["device"])
     own_device = device != "cpu"
-    alone = served.largest < int(served.plan["max_batch"]) or served.plan["batching"] == "off"
-    if alone:
-        largest = served.largest
-    elif own_device:
-        largest = int(served.plan["max_batch"])
+    largest = lab.largest(DEVICE_BATCHES[-1] if own_device else largest)
     instances = 1 if device == "simulated" else _DEVICE_INSTANCES
     return Bounds(engines, cpus, max(1, largest), device, own_device, instances)
+
+
+def alike(lab: Lab, engines: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the engines whose answers are those of the first one that answers, and why each other one is left out.
+
+    The fastest engine is no good if it computes something else; a server's plan leaves such engines out, too.
+    """
+    if len(engines) == 1:
+        return engines, ()
+    samples: dict[str, dict[str, list[float]]] = {}
+    notes = []
+    for engine in engines:
+        try:
+            sample = lab.sample(engine)
+        except HybridError as error:
+            notes.append(f"{engine} was left out: {error}")
+            continue
+        first = next(iter(samples), engine)
+        differs = disagreement(samples.get(first, sample), sample)
+        if differs:
+            notes.append(f"{engine} was left out: compared with {first}, {differs}")
+        else:
+            samples[engine] = sample
+    return tuple(samples) or engines[:1], tuple(notes)
 
 
 @contextlib.contextmanager
@@ -80,7 +104,11 @@ def running_lab(url: str, model: str, admin_token: str) -> Iterator[Lab]:
     try:
         yield lab
     finally:
-        lab.restore()
+        try:
+            lab.restore()
+        except KeyboardInterrupt:  # whoever is in a hurry gets the plan back all the same
+            lab.restore()
+            raise
 
 
 def _drive(steps: Steps[Found], lab: Lab, journal: Journal, ends_s: float, show: Show) -> Found:

@@ -151,13 +151,12 @@ def _saturated(book: Book, winner: Scored, terms: Terms) -> Steps[_Best]:
 
 
 def _gain(book: Book, setting: Setting, default: Setting) -> float | None:
-    """The winner over the default, in the last round that had both."""
-    seen: dict[int, dict[Setting, float]] = {}
-    for trial in book.trials:
-        if trial.score is not None:
-            seen.setdefault(trial.ask.round, {})[trial.ask.setting] = trial.score
-    both = [scores for scores in seen.values() if setting in scores and scores.get(default)]
-    return both[-1][setting] / both[-1][default] if both else None
+    """Requests/s of the winner over those of the default in the first round, the one that always has both.
+
+    A later one would be another comparison in every run: with other clients, and for as long as the default lasts.
+    """
+    first = {t.ask.setting: t.seen.rps for t in book.trials if t.ask.round == 1 and t.score is not None}
+    return first[setting] / first[default] if setting in first and first.get(default) else None
 
 
 def _notes(book: Book) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ Shape = tuple[str, int, int]
 class Bounds(Struct, frozen=True):
     """What may be tried: the engines that take the model, the CPUs it may use, the largest batch that memory holds.
 
+    The first of the engines is the first choice for the model, whichever it is planned to run with.
     `own_device` when the model computes elsewhere than on these CPUs, with `instances` at most there.
     """
 
@@ -65,7 +66,10 @@ def shapes(bounds: Bounds) -> tuple[Shape, ...]:
 
 
 def default_setting(bounds: Bounds) -> Setting:
-    """Return what a framework does by itself: one instance with a thread per CPU, and batches of up to 8."""
+    """Return what a framework does by itself: the engine of first choice, one instance with a thread per CPU.
+
+    Its batches are of up to 8 rows, as with a server that is left at its own settings.
+    """
     threads = 1 if bounds.own_device else bounds.cpus
     return Setting(bounds.engines[0], 1, threads, min(8, bounds.largest), 0.0, bounds.device)
 

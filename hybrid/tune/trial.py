@@ -35,6 +35,10 @@ _LAG_SHARE: Final = 0.05
 _LAG_S: Final = 0.002
 _REPEAT_AFTER_S: Final = (0.3, 1.5)
 _PAYLOADS: Final = 1024
+_SAMPLES: Final = 4
+_SAMPLE_NUMBERS: Final = 4096  # of each output and request
+_FLOATS: Final = ("FP16", "FP32", "FP64")
+_HOLDS_S: Final = 0.2
 
 
 class Served(Struct, frozen=True):
@@ -65,6 +69,48 @@ class Lab:
         self._payloads: dict[int, tuple[Payload, ...]] = {}
         self._in_force: Setting | None = None
         self._touched = False
+
+    def sample(self, engine: str) -> dict[str, list[float]]:
+        """Return what an engine answers to a few requests: numbers by output. Other outputs than of floats say nothing.
+
+        Raises:
+            StartupError: it cannot run the model, or does not answer.
+        """
+        why = self._put_in_force(Setting(engine, 1, 1, 1, 0.0, str(self.served.plan["device"])))
+        if why:
+            raise StartupError(why)
+        found: dict[str, list[float]] = {}
+        for payload in self._rows(1)[:_SAMPLES]:
+            for output in self._target.infer(self.served.name, payload, _TIMEOUT_S).outputs:
+                if output.datatype in _FLOATS:
+                    numbers = output.array.ravel()[:_SAMPLE_NUMBERS].astype(float).tolist()
+                    found.setdefault(output.name, []).extend(numbers)
+        return found
+
+    def largest(self, wanted: int) -> int:
+        """Return the largest batch up to `wanted` that one worker really makes, by asking for it.
+
+        A server takes back what the model does not allow. What the memory of a device does not hold fails when new
+        workers warm up, or with a simulated one, which is not warmed again, when it is run; then half of it is tried,
+        down to what the server was found with, which it holds.
+
+        Raises:
+            StartupError: the server is gone, or refuses to change its plan at all.
+        """
+        plan = self.served.plan
+        own_device = plan["device"] != "cpu"
+        instances, threads = (1, 1) if own_device else (int(plan["instances"]), int(plan["threads_per_instance"]))
+        rows = wanted
+        while rows > self.served.largest:
+            setting = Setting(str(plan["engine"]), instances, threads, rows, 0.0, str(plan["device"]))
+            made = 0 if self._put_in_force(setting) else _served(self._target, self.served.name).largest
+            if made < rows:
+                if made:
+                    return made
+            elif plan["device"] != "simulated" or self._runs(rows):
+                return rows
+            rows //= 2
+        return min(wanted, self.served.largest)
 
     def measure(self, ask: Ask) -> Seen:
         """Run a load on a setting. A setting that cannot run is an answer, too.
@@ -113,6 +159,10 @@ class Lab:
         other = {key: self.served.plan[key] for key in KEYS if now[key] != self.served.plan[key]}
         if other:
             self._replan(other)
+
+    def _runs(self, rows: int) -> bool:
+        seen = self._run(Load(_HOLDS_S, clients=1, rows=rows), False)
+        return bool(seen.offered_n) and not seen.errors_n
 
     def _put_in_force(self, setting: Setting) -> str:
         plan: dict[str, Any] = {

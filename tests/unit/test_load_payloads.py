@@ -10,6 +10,7 @@ from PIL import Image
 
 from hybrid.errors import ConfigError
 from hybrid.load.payloads import (
+    MOST_BYTES,
     MetadataTensor,
     ModelMetadata,
     PayloadSettings,
@@ -65,6 +66,13 @@ def test_the_same_seed_makes_the_same_requests():
     assert made(("x", "FP32", (-1, 4)), seed=3) == made(("x", "FP32", (-1, 4)), seed=3)
     assert made(("x", "FP32", (-1, 4)), seed=3) != made(("x", "FP32", (-1, 4)), seed=4)
     assert text_of(1, random.Random(0))
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 55), (8, 6), (256, 1)])
+def test_large_requests_are_few(rows, count):
+    payloads = made(("x", "FP32", (-1, 3, 224, 224)), rows=rows, count=1024)
+    assert len(payloads) == count
+    assert count == 1 or sum(len(payload.body) for payload in payloads) <= MOST_BYTES
 
 
 def test_what_cannot_be_made_up_is_refused():

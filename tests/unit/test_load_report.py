@@ -34,6 +34,17 @@ def test_answers_after_the_window_are_no_throughput():
     assert counts.result(10.0, 0.002, 0.0).ok_n == 1
 
 
+@pytest.mark.parametrize(("closed", "count"), [(True, 1), (False, 0)])
+def test_in_a_closed_loop_answers_count_when_they_come(closed, count):
+    counts = Tally(10.0, None, closed=closed)
+    counts.came_in_window(200, 9.0)
+    counts.came_in_window(200, 10.1)
+    counts.came_in_window(503, 9.0)
+    result = counts.result(10.0, 0.002, 0.0)
+    assert result.in_window_n == count
+    assert (result.ok_n, result.errors_n, result.latency.count) == (0, 0, 0)  # of what was offered in the window
+
+
 def test_refusals_have_no_latency_and_timeouts_have_the_limit():
     counts = tally([0.05] * 98)
     counts.offered_n += 3

@@ -69,6 +69,13 @@ def test_answers_are_for_one_subject_only(written, other):
     assert journal.resumed_n == 0
 
 
+@pytest.mark.parametrize("model", ["/" + "long" * 100 + "/model.onnx", "模型" * 100])
+def test_a_long_name_makes_no_long_file_name(tmp_path, model):
+    paths = [again(tmp_path / "x", replace(SUBJECT, model=name)).path for name in (model, model + "2")]
+    assert all(len(path.name) < 100 and path.name.isascii() for path in paths)
+    assert paths[0] != paths[1]
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):

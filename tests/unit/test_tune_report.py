@@ -49,6 +49,8 @@ def test_the_json_has_its_fixed_keys_and_plain_values(outcome):
 def test_the_words_have_the_figures(outcome):
     text = "\n".join(sentences(outcome))
     assert f"{outcome.found.rps:.4g} requests/s" in text
+    assert f"{outcome.found.gain_over_default:.2f}x the requests/s of the framework default (one, 1 x 2 threads" in text
+    assert tune_json(outcome)["best"]["default"] == "one, 1 x 2 threads, batch 8"
     assert "2 trials were taken from an earlier run" in text
     assert ("p99 <= 200 ms" in text) == (outcome.found.slo_s is not None)
     assert f"serves {outcome.found.rps:.4g} requests/s" in why(outcome)

@@ -14,11 +14,13 @@ def batch(rows, wait_ms=0.0, threads=1):
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (Seen(offered_n=10), ""),
-        (Seen(offered_n=10, late_n=10), ""),  # late ones are for the objective to judge
+        (Seen(rps=5.0, offered_n=10), ""),
+        (Seen(rps=5.0), ""),  # all that was answered had been sent before the window
+        (Seen(rps=5.0, offered_n=10, late_n=10), ""),  # late ones are for the objective to judge
         (Seen(offered_n=10, errors_n=2, first_error="429 full"), "2 of 10 requests failed: 429 full"),
         (Seen(failure="no memory"), "cannot run: no memory"),
-        (Seen(), "no request was sent"),
+        (Seen(), "no answer within the window; raise --seconds-per-trial"),
+        (Seen(offered_n=10), "no answer within the window"),
     ],
 )
 def test_failed_requests_disqualify(seen, words):

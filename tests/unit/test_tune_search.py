@@ -6,7 +6,7 @@ from tune_world import World
 from hybrid.errors import ConfigError, StartupError
 from hybrid.tune.search import search
 from hybrid.tune.seeds import Bounds, default_setting, space
-from hybrid.tune.values import Load, Terms
+from hybrid.tune.values import Load, Seen, Terms
 
 BOUNDS = Bounds(("one",), 2)
 BUDGET_S = 240.0
@@ -116,6 +116,40 @@ def test_throughput_takes_the_largest_batch_that_still_gains():
     assert found.setting.max_batch == 64
     assert found.rps == pytest.approx(64 / device(None, 64), rel=0.1)
     assert {t.ask.stage for t in found.trials} == {"probe", "round", "curve"}
+
+
+def slow(setting, rows):
+    return 0.04 * rows  # 25 rows/s, whatever the batch
+
+
+@pytest.mark.parametrize("terms", [Terms("throughput"), Terms(slo_s=12.0)])
+def test_a_slow_model_is_watched_for_as_long_as_its_clients_wait(terms):
+    world = World(slow)
+    found = found_by(world, terms, Bounds(("one",), 1), 1e9)
+    assert found.rps == pytest.approx(25.0, rel=0.3)
+    rounds = [ask.load for ask in world.asked if ask.stage == "round"]
+    assert all(load.seconds >= min(7.5, 1.9 * load.clients / 25.0) for load in rounds)
+    assert max(load.seconds for load in rounds) <= 7.5
+
+
+class Mute(World):
+    """Nothing is answered under load within the window."""
+
+    def see(self, setting, load):
+        seen = super().see(setting, load)
+        return seen if load.clients == setting.instances else Seen(offered_n=load.clients)
+
+
+def test_no_answer_within_the_window_says_what_to_do():
+    with pytest.raises(StartupError, match="raise --seconds-per-trial"):
+        found_by(Mute(two_cpus), Terms(slo_s=0.2))
+
+
+def test_the_gain_is_over_the_default_under_the_same_clients_in_the_first_round(found):
+    first = {t.ask.setting: t.seen.rps for t in found.trials if t.ask.round == 1}
+    assert found.default == default_setting(BOUNDS)
+    assert found.gain_over_default == first[found.setting] / first[found.default]
+    assert found.gain_over_default > 1.0
 
 
 def test_settings_that_cannot_run_fall_out():

@@ -34,21 +34,22 @@ class World:
         why = self.refuse(setting)
         if why:
             return Seen(failure=why)
-        latencies = np.array(simulate(self.batch_s, setting, load))
-        inside = load.seconds
-        if not len(latencies):
+        answers = np.array(simulate(self.batch_s, setting, load))
+        if not len(answers):
             return Seen()
+        latencies, ends = answers.T
+        counted_n = int(np.sum(ends <= load.seconds)) if load.clients else len(latencies)
         late_n = 0 if load.slo_s is None else int(np.sum(latencies > load.slo_s))
         stopped = load.late_limit is not None and late_n >= load.late_limit
         p50, p95, p99 = (float(value) for value in np.quantile(latencies, (0.5, 0.95, 0.99)))
         return Seen(
-            rps=len(latencies) / inside, offered_n=len(latencies), late_n=late_n, p50_s=p50, p95_s=p95, p99_s=p99,
+            rps=counted_n / load.seconds, offered_n=len(latencies), late_n=late_n, p50_s=p50, p95_s=p95, p99_s=p99,
             stopped=stopped,
         )  # fmt: skip
 
 
 def simulate(batch_s, setting, load: Load):
-    """Return the latency of each request that was sent within the time of the load."""
+    """Return (latency, when it ended) of each request that was sent within the time of the load."""
     chance = random.Random(load.seed)
     arrivals = []  # heap of times at which requests come
     if load.clients:
@@ -69,7 +70,7 @@ def simulate(batch_s, setting, load: Load):
         else:
             now, _, came = heapq.heappop(ends)
             free += 1
-            latencies += [now - at for at in came]
+            latencies += [(now - at, now) for at in came]
             if load.clients and now < load.seconds:
                 for _ in came:
                     heapq.heappush(arrivals, now)
