@@ -63,7 +63,8 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Read one TOML file.
 
     Raises:
-        ConfigError: the file is missing, a directory, unreadable, not UTF-8 or not TOML (with line and column).
+        ConfigError: the path cannot be one, the file is missing, a directory, unreadable, not UTF-8 or not TOML (with
+            line and column).
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -77,6 +78,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: byte {error.start} is not UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    except ValueError as error:  # a zero byte in it, or half a character: paths come over HTTP, too
+        raise ConfigError(f"{str(path)!r}: cannot be a path: {error}") from error
 
 
 def load_config(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None) -> Config:

@@ -27,7 +27,7 @@ from hybrid.workers.member import Member, MemberState
 
 PERIOD_S: Final = 1.0
 _ABSENT: Final = {
-    "gpus": "this version reads no GPU",
+    "gpus": "what GPUs are is read for the plan; how busy they are is not read",
     "findings": "this version has no rules",
     "soak": "no soak is running",
 }

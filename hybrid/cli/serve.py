@@ -1,5 +1,6 @@
 """`hybrid serve`: plan, print the plan and how to call it, serve until told to stop."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -8,13 +9,14 @@ from pathlib import Path
 
 import click
 
-from hybrid.app import Blueprint, overlong_deadlines
+from hybrid.app import Blueprint, grpc_port, overlong_deadlines
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
 from hybrid.cli.measuring import known_only, measuring, measuring_options
 from hybrid.config import Config, ServerSettings
 from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
+from hybrid.frontend.listen import check_place
 from hybrid.models.catalog import builtin_names
 from hybrid.planner.explain import plan_table
 from hybrid.planner.prepare import plan_here
@@ -118,10 +120,12 @@ def _warnings(server: ServerSettings, opening: Opening) -> Iterator[str]:
 def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread], fresh: bool) -> None:
     folder = Path(config.repository).expanduser() if config.repository else None
     sources = ModelSources(config.models or (() if folder is not None else builtin_names()), folder)
+    server = config.server
+    asyncio.run(check_place(server.host, server.port, grpc_port(server), server.tls))
     plan = partial(plan_here, profile=config.profile, flags=overrides, measure=known_only(config.planner))
     with measuring(config.planner, fresh) as measure:
         opening = open_sources(sources, partial(plan, measure=measure), config.repository_strict)
-    server, prepared = config.server, opening.prepared
+    prepared = opening.prepared
     click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
     for warning in _warnings(server, opening):
         click.echo(f"warning: {warning}", err=True)

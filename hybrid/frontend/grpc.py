@@ -18,7 +18,7 @@ import grpc.aio
 from hybrid.config import HttpLimits, TlsFiles
 from hybrid.errors import HybridError, NotReady, StartupError
 from hybrid.frontend.grpc_service import Call, Method, Result, Service
-from hybrid.frontend.listen import listening_sockets
+from hybrid.frontend.listen import grpc_addresses
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +45,15 @@ class GrpcServer:
     async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen on every address of `host` and return the real port; 0 takes a free one.
 
-        The library does not say why it cannot listen, and takes sockets from nobody. So the port is tried first with
-        sockets of ours, and closed again; between the two another process may take it, which is an error as well.
+        The port is tried first with sockets of ours, which are closed again. Between the two another process may take
+        it, which is an error as well.
 
         Raises:
             StartupError: With one line that says what is wrong with host or port.
         """
         credentials = None if tls is None else _credentials(tls)
         for _ in range(1 if port else _BIND_ATTEMPTS):
-            try:
-                sockets = await listening_sockets(host, port)
-            except StartupError as error:
-                raise StartupError(
-                    f"gRPC: {error}; choose another with --grpc-port (server.grpc_port), or -1 for no gRPC"
-                ) from error
-            names = [sock.getsockname() for sock in sockets]
-            for sock in sockets:
-                sock.close()
+            names = await grpc_addresses(host, port)
             server = self._make()
             try:
                 for name in names:

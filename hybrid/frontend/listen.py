@@ -150,6 +150,41 @@ async def listening_sockets(host: str, port: int) -> list[socket.socket]:
     raise AssertionError("this is a bug")
 
 
+async def grpc_addresses(host: str, port: int) -> list[tuple[str, int]]:
+    """Return addresses on which gRPC can listen now, all on one port; its library takes no sockets and says no reason.
+
+    Raises:
+        StartupError: As `listening_sockets`.
+    """
+    try:
+        sockets = await listening_sockets(host, port)
+    except StartupError as error:
+        raise StartupError(
+            f"gRPC: {error}; choose another with --grpc-port (server.grpc_port), or -1 for no gRPC"
+        ) from error
+    names = [sock.getsockname()[:2] for sock in sockets]
+    _close(sockets)
+    return names
+
+
+async def check_place(host: str, port: int, grpc_port: int, tls: TlsFiles | None) -> None:
+    """Find out whether a server could listen now, and leave nothing open. `grpc_port` -1: no gRPC.
+
+    For what takes its time before a server listens: measuring models must not end with a port that is taken.
+
+    Raises:
+        StartupError: It could not, with one line that says why.
+    """
+    if tls is not None:
+        tls_context(tls)
+    sockets = await listening_sockets(host, port)
+    try:
+        if grpc_port >= 0:
+            await grpc_addresses(host, grpc_port)
+    finally:
+        _close(sockets)
+
+
 def tls_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a server context (TLS 1.2 or newer); with `client_ca`, clients must show a certificate.
 
@@ -192,12 +227,16 @@ def _listen_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> l
             else:
                 port = sockets[0].getsockname()[1]  # all further addresses get the port the kernel chose for the first
     except OSError:
-        for sock in sockets:
-            sock.close()
+        _close(sockets)
         raise
     if not sockets and skipped is not None:
         raise skipped
     return sockets
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
 
 
 def _listen(family: int, address: tuple[object, ...]) -> socket.socket:

@@ -15,6 +15,7 @@ from hybrid import folders as xdg
 from hybrid.config import Settings
 from hybrid.config_file import load_settings, load_toml
 from hybrid.errors import ConfigError
+from hybrid.planner.profile_text import toml_value
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -95,9 +96,8 @@ def choose(profile: str | None) -> Path:
     """
     path = _choice_path(_user_folder("machines"))
     if profile is not None:
-        _write(
-            path, f'# Written by `hybrid profile use`; `hybrid profile use auto` removes it.\nprofile = "{profile}"\n'
-        )
+        how = "# Written by `hybrid profile use`; `hybrid profile use auto` removes it.\n"
+        _write(path, f"{how}profile = {toml_value(profile)}\n")
         return path
     try:
         path.unlink(missing_ok=True)
@@ -142,6 +142,8 @@ def _write(path: Path, text: str, force: bool = True) -> None:
                 os.link(temporary, path)  # unlike a rename, it fails where the name is taken
         finally:
             Path(temporary).unlink(missing_ok=True)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.object!r} is not Unicode") from error
     except FileExistsError:
         raise ConfigError(f"{path}: exists already; --force replaces it") from None
     except OSError as error:

@@ -1,5 +1,6 @@
 """Starts that must fail: the exit code, one line that says why, within seconds, and nothing left running."""
 
+import os
 import shutil
 import socket
 
@@ -36,7 +37,7 @@ def fails(*arguments, code, seconds=10.0, **more):
     ],
 )
 def test_bad_usage_is_code_2(arguments, says):
-    line, stderr = fails("simulated:null", *arguments, code=2)
+    line, stderr = fails("simulated:null", "--port", "0", *arguments, code=2)
     assert says in line
     assert stderr.count("\n") == 1
 
@@ -79,6 +80,19 @@ def test_port_taken_by_another_program():
         line, stderr = fails("minilm", "--port", port, code=1)
     assert f"port {port} on 127.0.0.1 is already in use" in line
     assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+def test_a_taken_port_is_named_before_any_model_is_measured(tmp_path, option):
+    environment = os.environ | {"HYBRID_MEASURE": "auto", "XDG_CACHE_HOME": str(tmp_path)}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line, stderr = fails("minilm", "--port", "0", option, port, code=1, env=environment, seconds=6.0)
+    assert f"port {port} on 127.0.0.1 is already in use" in line
+    assert stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -138,6 +138,11 @@ def test_file_faults(tmp_path: Path) -> None:
     assert "cannot be read" in file_refusal(broken / "below-a-file.toml")
 
 
+@pytest.mark.parametrize("name", ["a\0.toml", "a\ud800.toml"])
+def test_what_cannot_be_a_path_is_said_like_any_wrong_file(name: str) -> None:
+    assert "cannot be a path" in file_refusal(Path(name))
+
+
 def test_unreadable_file_names_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_args: object, **_kwargs: object) -> str:
         raise PermissionError(13, "Permission denied")

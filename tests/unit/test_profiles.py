@@ -235,6 +235,21 @@ def test_the_choice_is_what_auto_takes_until_it_is_taken_back(user: Path) -> Non
     assert back.automatic
 
 
+@pytest.mark.parametrize("name", ['the "fast" one', "back\\slash", "with space", "ümlaut"])
+def test_a_choice_may_have_any_name_that_a_file_has(user: Path, name: str) -> None:
+    write(user / "profiles", name, "[plan]\nmax_batch = 77\n")
+    choose(name)
+    found = load_profile("auto", machine())
+    assert found is not None
+    assert (found.name, found.plan.max_batch) == (name, 77)
+
+
+def test_a_name_that_is_no_text_cannot_be_chosen(user: Path) -> None:
+    with pytest.raises(ConfigError, match="is not Unicode"):
+        choose("half\udc80")
+    assert chosen() is None
+
+
 def test_a_choice_holds_for_one_host_name(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: "../a b")
     first = choose("ci")
