@@ -26,7 +26,9 @@ _REPLAYED_PAIRS: Final = 12
 _HOPE: Final = 1.5
 _CAUTION: Final = 0.5
 _REPLAYED_BATCHES: Final = 6
-_NEAR: Final = 2.1
+_NEAR: Final = 1.8
+_REFINED_BATCHES: Final = 8
+_SLOWER: Final = 1.06
 #: Samples of arrivals to replay: one while searching, four for the choice.
 ONE: Final = (0,)
 FOUR: Final = (0, 1, 2, 3)
@@ -108,16 +110,31 @@ def rank(known: Models, samples: Sequence[int] = ONE) -> list[Rated]:
     return sorted(_best_batches(known, [_thin(group) for group in _groups(known)], samples), key=lambda one: -one.rps)
 
 
-def refined(known: Models, some: Sequence[Rated], samples: Sequence[int] = ONE) -> list[Rated]:
-    """The same workers with the best of all batches near the one that was found among a few."""
+def refined(known: Models, some: Sequence[Rated]) -> list[Rated]:
+    """The same workers with the best of the batches near the one that was found among a few.
+
+    Best on the whole: goodput as predicted, and if batches take a little longer than predicted. Where a full batch and
+    the wait for it just fit the objective, goodput falls off a cliff behind that, and times are known to some percent.
+    """
     groups = []
     for one in some:
         setting = one.setting
         engine = next(engine for engine in known.question.engines if engine.engine == setting.engine)
         sizes = batches(known.question, engine, setting.instances)
         near = [size for size in sizes if setting.max_batch / _NEAR <= size <= setting.max_batch * _NEAR]
-        groups.append([replace(setting, max_batch=size) for size in near])
-    return _best_batches(known, groups, samples)
+        groups.append(_thin([replace(setting, max_batch=size) for size in near], _REFINED_BATCHES))
+    flat = [known.server(setting) for group in groups for setting in group]
+    slower = [Server(one.batch_s * _SLOWER, one.instances, one.max_wait_s) for one in flat]
+    values = _values(known, [*flat, *slower], FOUR)
+    as_told, sure = values[: len(flat)], (values[: len(flat)] + values[len(flat) :]) / 2
+    found, start = [], 0
+    for group in groups:
+        own = slice(start, start + len(group))
+        start += len(group)
+        best = _best_of(known, group, sure[own].tolist())
+        place = group.index(best.setting)
+        found.append(replace(best, rps=float(as_told[own][place]), sure_rps=float(sure[own][place])))
+    return found
 
 
 def rate(known: Models, settings: Sequence[Setting], samples: Sequence[int] = ONE) -> list[Rated]:
@@ -194,11 +211,11 @@ def _before_the_knee(rated: list[tuple[float, Setting]]) -> tuple[float, Setting
     return chosen
 
 
-def _thin(group: list[Setting]) -> list[Setting]:
+def _thin(group: list[Setting], most: int = _REPLAYED_BATCHES) -> list[Setting]:
     """At most a few batches of a group, evenly over its range, the ends among them."""
-    if len(group) <= _REPLAYED_BATCHES:
+    if len(group) <= most:
         return group
-    return [group[int(n)] for n in np.unique(np.round(np.linspace(0, len(group) - 1, _REPLAYED_BATCHES)).astype(int))]
+    return [group[int(n)] for n in np.unique(np.round(np.linspace(0, len(group) - 1, most)).astype(int))]
 
 
 def _values(known: Models, servers: Sequence[Server], samples: Sequence[int]) -> Floats:

@@ -133,10 +133,12 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     """
     known = models(question, timings)
     ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
-    ranked[:_REFINED] = refined(known, ranked[:_REFINED], FOUR)
+    top = sorted(refined(known, ranked[:_REFINED]), key=lambda one: -one.sure_rps)
     (default,) = rate(known, [default_setting(known)], FOUR)
-    found = with_latencies(known, [default, *sorted(ranked, key=lambda one: -one.sure_rps)[: _ALTERNATIVES + 1]])
-    default, best = found[0], max(found, key=lambda one: one.sure_rps)
+    found = with_latencies(known, [default, *top, *ranked[_REFINED : _ALTERNATIVES + 1]])
+    default, best = found[0], found[1]
+    if default.rps > best.rps:  # never worse than what a framework does by itself
+        best = default
     rest = tuple(one for one in found[1:] if one.setting != best.setting)[:_ALTERNATIVES]
     smaller, larger, waiting = _beside(known, best)
     if waiting is not None and waiting.rps > _WORTH_WAITING * best.rps:
