@@ -1,0 +1,116 @@
+"""What is found out before a search: which engines answer alike, how large a batch is made; and what is put back."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from hybrid.cli.tune import _without_secret
+from hybrid.errors import StartupError
+from hybrid.load.payloads import PayloadSettings
+from hybrid.load.target import Refused
+from hybrid.tune import run
+from hybrid.tune.run import alike, bounds_of, running_lab
+from hybrid.tune.trial import Lab
+
+
+class Answers:
+    """A lab that only knows answers."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def sample(self, engine):
+        if engine not in self.answers:
+            raise StartupError("no such file")
+        return {"y": self.answers[engine]}
+
+
+def test_an_engine_with_other_answers_is_left_out():
+    kept, notes = alike(Answers(a=[1.0, 2.0], b=[1.0, 2.001], c=[2.0, 1.0]), ("a", "b", "c"))
+    assert kept == ("a", "b")
+    assert len(notes) == 1
+    assert notes[0].startswith("c was left out: compared with a, output `y` differs by")
+
+
+def test_an_engine_that_cannot_run_is_left_out_and_the_next_one_is_compared_with():
+    assert alike(Answers(b=[1.0], c=[3.0]), ("a", "b", "c"))[0] == ("b",)
+    assert alike(Answers(b=[1.0]), ("a", "b"))[1] == ("a was left out: no such file",)
+    assert alike(Answers(), ("a", "b"))[0] == ("a",)  # the search says what is wrong with it
+    assert alike(Answers(), ("a",)) == (("a",), ())  # of one nothing is asked
+
+
+class Fake:
+    """A server on paper that makes batches of `cap` rows and cannot start a worker with more than `holds`."""
+
+    base = "http://fake"
+
+    def __init__(self, device="cpu", planned=8, cap=1 << 20, holds=1 << 20):
+        self.cap, self.holds, self.asked = cap, holds, []
+        self.plan = {"model": "m", "engine": "e", "device": device, "instances": 2, "threads_per_instance": 1}
+        self.plan |= {"max_batch": min(planned, cap), "max_wait_ms": 0.0}
+
+    def metadata(self, model):
+        return None
+
+    def snapshot(self):
+        return SimpleNamespace(models=(), host=SimpleNamespace(usable_cpus=2))
+
+    def call(self, path, body=None, headers=None, timeout_s=0.0):
+        if body is not None:
+            wanted = json.loads(body)["plan"]["max_batch"]
+            self.asked.append(wanted)
+            if wanted > self.holds:
+                raise Refused("400", 400, "no memory")
+            self.plan["max_batch"] = min(wanted, self.cap)
+        return json.dumps([self.plan]).encode()
+
+
+@pytest.mark.parametrize(
+    ("server", "largest", "asked"),
+    [
+        (Fake(), 32, [32]),
+        (Fake(planned=64), 32, []),
+        (Fake(cap=4), 4, [32]),  # found at load
+        (Fake(cap=1), 1, [32]),
+        (Fake("cuda:0"), 256, [256]),
+        (Fake("cuda:0", holds=100), 64, [256, 128, 64]),
+        (Fake("cuda:0", planned=96, holds=100), 96, [256, 128]),
+        (Fake("cuda:0", cap=16), 16, [256]),
+    ],
+)
+def test_the_largest_batch_is_what_a_server_makes_when_asked_for_more(server, largest, asked):
+    lab = Lab(server, "m", PayloadSettings())
+    assert bounds_of(lab, ("e",), 2, 32).largest == largest
+    assert server.asked == asked
+
+
+def test_an_interrupted_way_back_is_begun_again(monkeypatch):
+    calls = []
+
+    class Hurried:
+        def __init__(self, *_):
+            pass
+
+        def restore(self):
+            calls.append("restore")
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "Lab", Hurried)
+    with pytest.raises(KeyboardInterrupt), running_lab("http://fake", "m", ""):
+        pass
+    assert calls == ["restore", "restore"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("tune m --admin-token abc --json", "tune m --admin-token *** --json"),
+        ("tune m --admin-token=abc", "tune m --admin-token=***"),
+        ("tune --admin-token --admin-token --json", "tune --admin-token *** --json"),
+        ("tune m --report --x", "tune m --report --x"),
+    ],
+)
+def test_a_report_does_not_show_the_token(given, shown):
+    assert " ".join(_without_secret(given.split())) == shown
