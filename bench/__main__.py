@@ -4,15 +4,8 @@ import sys
 from importlib import import_module
 
 NAMES = (
-    "null_overhead",
-    "served_vs_raw",
-    "mixed_lengths",
-    "batch_offline",
-    "memory_limit",
-    "replan",
-    "planner",
-    "planner_fixed",
-    "planner_simulated",
+    *("null_overhead", "served_vs_raw", "mixed_lengths", "batch_offline", "memory_limit", "replan"),
+    *("planner", "planner_fixed"),
 )
 
 
