@@ -10,8 +10,8 @@ from types import FrameType
 def polite_end() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block as Ctrl-C does, by a KeyboardInterrupt.
 
-    Once: a closed terminal brings one of each, and the second must not end what the first has begun. Where SIGHUP is
-    ignored, as after `nohup`, it stays so.
+    Once, and from then on they do nothing: a closed terminal brings one of each, and the second must not end what the
+    first has begun. Where SIGHUP is ignored, as after `nohup`, it stays so.
     """
     told = False
 
@@ -27,4 +27,5 @@ def polite_end() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not told:
+                signal.signal(number, handler)
