@@ -128,9 +128,10 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="configurations that one COMMAND measures")
     parser.add_argument("--these", metavar="JSON", help="measure these configurations and append them to the rows")
     parser.add_argument("--summary", metavar="NAME")
+    parser.add_argument("--note", default="", help="what a reader of the summary should know")
     arguments = parser.parse_args()
     if arguments.summary:
-        summarise(arguments.summary, arguments.model, arguments.slo_ms, read_rows(arguments.rows))
+        summarise(arguments.summary, arguments.model, arguments.slo_ms, read_rows(arguments.rows), arguments.note)
     elif arguments.these:
         job = msgspec.json.decode(arguments.these, type=Job)
         for setting in job.settings:
@@ -140,7 +141,7 @@ def main() -> None:
             _sweep(arguments, number)
 
 
-def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row]) -> None:
+def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row], note: str = "") -> None:
     """Print the best and write all, each configuration with its most careful measurement."""
     careful = careful_rows(rows)
     ranked = sorted(careful, key=lambda row: -row.found.rate_rps)
@@ -148,7 +149,10 @@ def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row]) -> None
     summary: dict[str, Any] = {
         "model": model,
         "slo_p99_ms": slo_ms,
+        "note": note,
+        "grid": len(grid()),
         "configurations": len(careful),
+        "disturbed": sum(not row.undisturbed for row in careful),
         "measured_twice": len(twice),
         "measuring_minutes": round(sum(row.wall_s for row in rows) / 60, 1),
         "second_over_first": spread(twice) if twice else None,
@@ -193,6 +197,7 @@ def _line(row: Row) -> dict[str, Any]:
         "p99_ms": None if best is None or best.p99_ms is None else round(best.p99_ms, 2),
         "rates_tried": len(row.found.trials),
         "pass": row.number + 1,
+        "foreign_cpus": row.quiet.foreign_cpus,
     }
 
 
