@@ -22,6 +22,8 @@ from hybrid.planner.types import Objective
 #: The rest of an objective is for what happens around the model: the front end, preprocessing, the network.
 _MODEL_SHARE_OF_SLO: Final = 0.95
 _UNKNOWN_BYTES: Final = 1 << 60
+#: What a model's settings call a device -> the kind of GPU behind it; numbers count within a kind.
+_KINDS: Final = {"cuda": "cuda", "gpu": "intel", "auto": "intel"}
 
 
 class Fixed(Struct, frozen=True):
@@ -63,9 +65,12 @@ def own_memory(model: ModelSettings, machine: MachineFacts) -> int:
     """
     if model.simulated is not None:
         return model.simulated.memory_total_bytes or _UNKNOWN_BYTES
-    _, _, number = model.workers.device.replace(".", ":").partition(":")
-    index = int(number) if number.isdigit() else 0
-    return next((gpu.memory_total_bytes for gpu in machine.gpus if gpu.index == index), _UNKNOWN_BYTES)
+    device, _, number = model.workers.device.lower().replace(".", ":").partition(":")
+    address = _KINDS.get(device), int(number) if number.isdigit() else 0
+    gpu = next((gpu for gpu in machine.gpus if (gpu.kind, gpu.index) == address), None)
+    if gpu is None or not gpu.memory_total_bytes:
+        return _UNKNOWN_BYTES
+    return min(gpu.memory_total_bytes, machine.memory_limit_bytes) if gpu.integrated else gpu.memory_total_bytes
 
 
 def gains(question: SearchQuestion) -> tuple[float, ...]:

@@ -9,7 +9,8 @@ import numpy as np
 #: differs by 0.02 between ONNX Runtime and OpenVINO, and its cosine similarity is 0.9998. Another answer differs by 1.
 _DISTANCE: Final = 0.05
 
-Sample = Mapping[str, Sequence[float]]
+#: Numbers of each output; what is not finite is None where it comes from JSON.
+Sample = Mapping[str, Sequence[float | None]]
 
 
 def disagreement(first: Sample, other: Sample) -> str:

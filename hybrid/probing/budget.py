@@ -17,6 +17,10 @@ class Budget:
         """Seconds that are left, at least 0."""
         return max(0.0, self._ends - self._clock())
 
+    def ensure(self, seconds: float) -> None:
+        """Have at least so much left, more than there was in all if need be."""
+        self._ends = max(self._ends, self._clock() + seconds)
+
     @property
     def spent_s(self) -> float:
         """Seconds since it began."""

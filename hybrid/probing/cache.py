@@ -19,7 +19,7 @@ from hybrid.folders import cache_folder
 from hybrid.planner.measures import EngineProfile, ModelProfile
 from hybrid.probing.fingerprint import file_digest, model_files, model_key
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _MEMO: Final = "files.json"
 _HOMELESS: Final = (
     "there is no home folder to keep measurements in, so the next start measures again; "
@@ -32,12 +32,17 @@ T = TypeVar("T")
 class Record(Struct, frozen=True):
     """A profile and the questions that it was made for. One that was asked before is answered without measuring.
 
-    `notes` say what a reader of the plan should know, by engine: why one was left out.
+    `notes` say what a reader of the plan should know, by engine: why one was left out. `unfinished` are questions for
+    which the time did not suffice, with the budget in seconds that they had. `sample` is what the engine `reference`
+    answered, for comparison with engines that come later.
     """
 
     profile: ModelProfile
     questions: tuple[str, ...] = ()
     notes: dict[str, str] = {}
+    unfinished: dict[str, float] = {}
+    reference: str = ""
+    sample: dict[str, tuple[float | None, ...]] = {}
     format: int = _FORMAT
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from hybrid.config import ModelSettings
@@ -23,7 +24,6 @@ from hybrid.workers import wire
 from hybrid.workers.process import describe_exit
 
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_EXAMPLES_LIMIT: Final = 100_000  # characters: the first message is one packet
 _END_S: Final = 1.0
 
 A = TypeVar("A", bound=messages.Answer)
@@ -42,20 +42,27 @@ class ProbeFailed(Exception):
 class Crew:
     """One process per element of `cores`, each pinned to its CPUs, or free where there are none.
 
+    Example rows that are too large for the first message, which is one packet, are left out.
+
     Raises:
         OSError: no process or descriptor to be had.
+        ProbeFailed: the settings of the model are too large for the first message.
     """
 
     def __init__(
         self, model: ModelSettings, engine: EngineSettings, cores: Sequence[tuple[int, ...]], length: int
     ) -> None:
-        if sum(map(len, model.example_rows)) > _EXAMPLES_LIMIT:
-            model = replace(model, example_rows=())
+        starts = [messages.StartProbe(model, engine, own, length) for own in cores]
+        if not all(map(_fits, starts)):
+            bare = replace(model, example_rows=())
+            starts = [replace(start, model=bare) for start in starts]
+        if not all(map(_fits, starts)):
+            raise ProbeFailed("the settings of the model are too large for one message")
         self._members: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         try:
-            for own in cores:
-                self._spawn(messages.StartProbe(model, engine, own, length))
+            for start in starts:
+                self._spawn(start)
         except OSError:
             self.close()
             raise
@@ -85,20 +92,8 @@ class Crew:
         Raises:
             ProbeFailed: as `loaded`.
         """
-        self.tell(command)
-        return self._collect(expected, timeout_s)
-
-    def tell(self, command: messages.Command) -> None:
-        """Send a command whose answers are collected later, with those of other crews."""
         for _, sock in self._members:
             _send(sock, command)
-
-    def collect(self, expected: type[A], timeout_s: float) -> list[A]:
-        """Wait for what `tell` asked for.
-
-        Raises:
-            ProbeFailed: as `loaded`.
-        """
         return self._collect(expected, timeout_s)
 
     def close(self) -> None:
@@ -147,6 +142,8 @@ class Crew:
             raise ProbeFailed("it took too long", late=True) from None
         except wire.PeerGone:
             raise self._death(process) from None
+        except msgspec.DecodeError as error:
+            raise ProbeFailed(f"its answer cannot be read: {error}") from error
         if isinstance(answer, messages.Failed):
             raise ProbeFailed(answer.text, answer.memory)
         assert isinstance(answer, expected)
@@ -162,6 +159,10 @@ class Crew:
         text = f"the process ended: {describe_exit(code)}" + (f" ({said[0][:200]})" if said else "")
         # Whoever runs out of memory is killed, or aborts where an allocator's exception has nobody to catch it.
         return ProbeFailed(text, memory=describe_exit(code) in ("killed by SIGKILL", "killed by SIGABRT"))
+
+
+def _fits(start: messages.StartProbe) -> bool:
+    return len(messages.encode(start)) <= wire.MAX_PACKET
 
 
 def _send(sock: socket.socket, command: messages.Command) -> None:

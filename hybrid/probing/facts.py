@@ -18,7 +18,6 @@ from hybrid.facts import MachineFacts
 from hybrid.planner.guess import worker_bytes
 from hybrid.planner.measures import EngineProfile, MemoryLine, MemoryPoint
 from hybrid.planner.prepare import file_bytes
-from hybrid.probing.agreement import Sample
 from hybrid.probing.budget import Budget
 from hybrid.probing.climbing import is_roomy, line_of, next_rows, without
 from hybrid.probing.crew import Crew, ProbeFailed
@@ -38,7 +37,7 @@ class Facts(Struct, frozen=True):
     """The profile without timings, the first numbers of each output, and the length of variable dimensions."""
 
     profile: EngineProfile
-    sample: Sample
+    sample: dict[str, tuple[float, ...]]
     length: int
 
 
@@ -70,16 +69,16 @@ class FactsProbe:
         """Find out about one engine on the model's device.
 
         Raises:
-            ProbeFailed: it cannot load the model, or not run a single row of it.
+            ProbeFailed: it cannot load the model, or not run a single row of it, or not within the budget.
             OSError: no process or descriptor to be had.
         """
         self._on_step(f"{engine}: loading")
         with closing(self._crews(engine)) as crews:
             crew = next(crews)
-            loaded = crew.loaded(_START_LIMIT_S)[0]
+            loaded = crew.loaded(self._patience_s(_START_LIMIT_S))[0]
             small = SMALL if loaded.fixed_rows is None else (loaded.fixed_rows,)
-            points = [_peak(crew, small[0])]
-            checked = crew.ask(Check(), Checked, _RUN_LIMIT_S)[0]
+            points = [self._peak(crew, small[0])]
+            checked = crew.ask(Check(), Checked, self._patience_s(_RUN_LIMIT_S))[0]
             if checked.fault:
                 small = small[:1]
             memory = self._memory(crews, crew, engine, points, small)
@@ -116,10 +115,10 @@ class FactsProbe:
         for rows in small[1:]:
             try:
                 crew = next(crews)
-                crew.loaded(_START_LIMIT_S)
-                points.append(_peak(crew, rows))
-            except ProbeFailed:
-                return without(line_of(points), self._usable_bytes, rows)
+                crew.loaded(self._patience_s(_START_LIMIT_S))
+                points.append(self._peak(crew, rows))
+            except ProbeFailed as error:
+                return self._ended(points, rows, error)
         return line_of(points) if len(small) == 1 else self._climb(crew, engine, points)
 
     def _climb(self, crew: Crew, engine: str, points: list[MemoryPoint]) -> MemoryLine:
@@ -136,9 +135,9 @@ class FactsProbe:
             try:
                 if not roomy:
                     crew.close()  # two processes would need the memory that one is to find the end of
-                points.append(_peak(crew, rows) if roomy else self._peak_alone(engine, rows))
-            except ProbeFailed:
-                return without(line_of(points), usable, rows)
+                points.append(self._peak(crew, rows) if roomy else self._peak_alone(engine, rows))
+            except ProbeFailed as error:
+                return self._ended(points, rows, error)
             row_s = (time.monotonic() - began) / rows
         return line_of(points)
 
@@ -148,12 +147,19 @@ class FactsProbe:
         A worker warms one row, then its largest batch; what comes later finds room in what that took.
         """
         with self._start(engine) as crew:
-            crew.loaded(_START_LIMIT_S)
-            return _peak(crew, rows)
+            crew.loaded(self._patience_s(_START_LIMIT_S))
+            return self._peak(crew, rows)
+
+    def _ended(self, points: Sequence[MemoryPoint], rows: int, error: ProbeFailed) -> MemoryLine:
+        """What is known when `rows` failed. Only a lack of memory says anything about memory."""
+        return without(line_of(points), self._usable_bytes, rows) if error.memory else line_of(points)
+
+    def _peak(self, crew: Crew, rows: int) -> MemoryPoint:
+        return MemoryPoint(rows, crew.ask(Peak(rows), Peaked, self._patience_s(_RUN_LIMIT_S))[0].peak_bytes)
+
+    def _patience_s(self, limit_s: float) -> float:
+        """Nobody waits longer than there is time: what takes all of it is no subject for measuring."""
+        return min(limit_s, self._budget.left_s)
 
     def _start(self, engine: str) -> Crew:
         return start_crew(self._model, self._machine, engine, 1, 1, self._length, self._model.workers.device)
-
-
-def _peak(crew: Crew, rows: int) -> MemoryPoint:
-    return MemoryPoint(rows, crew.ask(Peak(rows), Peaked, _RUN_LIMIT_S)[0].peak_bytes)

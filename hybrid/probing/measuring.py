@@ -83,6 +83,8 @@ class Measuring:
         answer = session.answer(asking)
         self._renewed.add(key)
         if answer is None:
+            if session.failure:
+                self._say(f"warning: {model.name} was not measured: {session.failure}")
             return None
         self._tell(model, answer.took_s, answer.notes, answer.complete)
         return answer.profile
@@ -90,7 +92,7 @@ class Measuring:
     def _tell(self, model: ModelSettings, took_s: float, notes: Mapping[str, str], complete: bool) -> None:
         if took_s < _SHOWN_S:
             return
-        rest = "" if complete else "; the time was over before everything was (planner.probe_budget_s)"
+        rest = "" if complete else "; the time was over before everything was, a larger planner.probe_budget_s goes on"
         self._say(f"measured {model.name} in {took_s:.0f} s, kept for later starts{rest}")
         for engine, note in notes.items():
             self._say(f"measured {model.name}: {engine} {note}")

@@ -5,7 +5,7 @@ decide what is a good setting: that is for `planner.search`.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import psutil
@@ -14,18 +14,19 @@ from msgspec.structs import replace
 
 from hybrid.config import ModelSettings, engines_for
 from hybrid.facts import MachineFacts
-from hybrid.planner.guess import is_simulated
+from hybrid.planner.guess import has_own_device, is_simulated
 from hybrid.planner.measures import EngineProfile, Measurer, ModelProfile, Timing
+from hybrid.planner.questions import own_memory
 from hybrid.planner.search import Search
 from hybrid.planner.space import MEMORY_SHARE, SearchQuestion
 from hybrid.probing import simulated
-from hybrid.probing.agreement import Sample, disagreement
 from hybrid.probing.budget import Budget
 from hybrid.probing.cache import Cache, Record
 from hybrid.probing.crew import ProbeFailed
 from hybrid.probing.facts import FactsProbe
 from hybrid.probing.feed import USUAL_LENGTH
-from hybrid.probing.fingerprint import engine_version, machine_key
+from hybrid.probing.findings import OUT_OF_TIME, Findings
+from hybrid.probing.fingerprint import MEMORY_STEP, engine_version, machine_key
 from hybrid.probing.runner import NO_TIME, ProcessMeasurer
 
 #: Largest batch whose memory is looked at on a CPU; larger ones gain nothing there.
@@ -33,6 +34,9 @@ _MOST_ROWS: Final = 64
 _MOST_DEVICE_ROWS: Final = 256
 #: Part of the budget that finding out about engines may take; an engine whose turn comes later is left out.
 _FACTS_SHARE: Final = 0.6
+#: Part of the budget that the first times get, beyond the budget where finding out took all of it: what was found out
+#: is worth nothing without.
+_SEEDS_SHARE: Final = 0.5
 
 Progress = Callable[[str], None]
 #: The question for these engines, whose timings count as measured.
@@ -76,7 +80,8 @@ class Session:
         self._fresh = fresh
         self._progress = progress
         self._length = model.batching.static_length or USUAL_LENGTH
-        self._found_length = 0
+        #: Why there is no answer, "" while nobody tried to find one.
+        self.failure = ""
 
     def answer(self, asking: Asking) -> Answer | None:
         """Return the answer to a question, or None where nothing is known and nothing could be found out."""
@@ -86,10 +91,16 @@ class Session:
         wanted = [name for name in engines_for(model) if engine_version(name)]
         record = self._record()
         engines = _usable(record.profile.engines, wanted, model.workers.device)
-        known = bool(engines) and _question(asking(engines), wanted) in record.questions
-        if known or not self._may_measure:
-            return Answer(replace(record.profile, engines=engines), record.notes) if _any_time(engines) else None
-        return self._measure(asking, record, engines, wanted)
+        question = _question(asking(engines), wanted)
+        known = bool(engines) and question in record.questions
+        tried = record.unfinished.get(question, 0.0) >= self._budget_s
+        if not (known or tried) and self._may_measure:
+            return self._measure(asking, record, engines, wanted)
+        if _any_time(engines):
+            return Answer(replace(record.profile, engines=engines), record.notes)
+        if tried and self._may_measure:
+            self.failure = OUT_OF_TIME
+        return None
 
     def _simulated(self, asking: Asking) -> Answer | None:
         device, model = self._model.simulated, self._model
@@ -111,57 +122,68 @@ class Session:
         self, asking: Asking, record: Record, engines: tuple[EngineProfile, ...], wanted: Sequence[str]
     ) -> Answer | None:
         budget = Budget(self._budget_s)
-        notes = dict(record.notes)
-        engines = self._with_facts(engines, wanted, notes, budget)
-        if not engines:
-            return None
-        with ProcessMeasurer(self._model, self._machine, self._length, budget, self._progress) as measurer:
-            engines, complete = _search(asking, engines, measurer)
-        if not _any_time(engines):
-            return None
+        findings = Findings(list(engines), dict(record.notes), record.reference, record.sample)
+        self._find_facts(wanted, findings, budget)
+        engines, complete = tuple(findings.engines), not findings.late
+        if engines:
+            if not _any_time(engines):
+                budget.ensure(_SEEDS_SHARE * self._budget_s)
+            with ProcessMeasurer(self._model, self._machine, self._length, budget, self._progress) as measurer:
+                engines, searched = _search(asking, engines, measurer)
+            complete = complete and searched
         profile = replace(
             record.profile,
             model=self._model.name,
-            length=self._found_length or record.profile.length,
+            length=findings.length or record.profile.length,
             engines=(*engines, *(e for e in record.profile.engines if e.engine not in wanted)),
             took_s=round(record.profile.took_s + budget.spent_s, 2),
             measured_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
-        questions = dict.fromkeys((*record.questions, _question(asking(engines), wanted)))
-        self._cache.save(Record(profile, tuple(questions), notes))
-        return Answer(replace(profile, engines=engines), notes, budget.spent_s, complete)
+        if engines or not complete:  # else it could not be loaded, which may be mended
+            key = _question(asking(engines), wanted)
+            self._cache.save(_record(record, profile, findings, key, None if complete else self._budget_s))
+        if not _any_time(engines):
+            self.failure = _why(engines, findings.notes)
+            return None
+        return Answer(replace(profile, engines=engines), findings.notes, budget.spent_s, complete)
 
-    def _with_facts(
-        self, engines: tuple[EngineProfile, ...], wanted: Sequence[str], notes: dict[str, str], budget: Budget
-    ) -> tuple[EngineProfile, ...]:
+    def _find_facts(self, wanted: Sequence[str], findings: Findings, budget: Budget) -> None:
         """Find out about the engines that are not known yet; those that cannot take the model are left out."""
-        device = self._model.workers.device
-        usable = MEMORY_SHARE * _free_bytes(self._machine, device)
-        most = _MOST_ROWS if device == "cpu" else _MOST_DEVICE_ROWS
+        most = _MOST_ROWS if self._model.workers.device == "cpu" else _MOST_DEVICE_ROWS
+        usable = MEMORY_SHARE * _free_bytes(self._model, self._machine)
         probe = FactsProbe(self._model, self._machine, self._length, usable, most, budget, self._progress)
-        found = list(engines)
-        samples: dict[str, Sample] = {}
         for name in wanted:
-            if any(engine.engine == name for engine in engines):
+            if any(engine.engine == name for engine in findings.engines):
                 continue
-            if found and budget.spent_s > _FACTS_SHARE * self._budget_s:
-                notes[name] = "left out: the time for measuring did not suffice"
+            share = _FACTS_SHARE if findings.engines else 1.0
+            if budget.spent_s >= share * self._budget_s:
+                findings.leave_out(name, late=True)
                 continue
             try:
-                facts = probe.find(name)
-            except (ProbeFailed, OSError) as error:
-                notes[name] = f"left out: {error}"
-                continue
-            samples[name] = facts.sample
-            first = next(iter(samples))
-            differs = disagreement(samples[first], facts.sample)
-            if differs:
-                notes[name] = f"left out: compared with {first}, {differs}"
-                continue
-            notes.pop(name, None)
-            self._found_length = facts.length
-            found.append(facts.profile)
-        return tuple(found)
+                findings.take(probe.find(name))
+            except ProbeFailed as error:
+                findings.leave_out(name, str(error), late=error.late)
+            except OSError as error:
+                findings.leave_out(name, str(error), passing=True)
+
+
+def _record(before: Record, profile: ModelProfile, findings: Findings, question: str, short_s: float | None) -> Record:
+    """What to keep. The question counts as answered where `short_s`, the budget that did not suffice, is None."""
+    questions, unfinished = list(before.questions), dict(before.unfinished)
+    unfinished.pop(question, None)
+    if short_s is not None:
+        unfinished[question] = short_s
+    elif not findings.passing:
+        questions.append(question)
+    sample = {name: tuple(values) for name, values in findings.sample.items()}
+    return Record(profile, tuple(dict.fromkeys(questions)), findings.notes, unfinished, findings.reference, sample)
+
+
+def _why(engines: Sequence[EngineProfile], notes: Mapping[str, str]) -> str:
+    """Why there is no time of any engine."""
+    failed = {timing.probe.engine: timing.failure for engine in engines for timing in engine.timings}
+    texts = [f"{name} {note}" for name, note in notes.items()] + [f"{name}: {text}" for name, text in failed.items()]
+    return "; ".join(texts) or OUT_OF_TIME
 
 
 def _search(
@@ -202,11 +224,12 @@ def _usable(engines: Sequence[EngineProfile], wanted: Sequence[str], device: str
 def _question(question: SearchQuestion, wanted: Sequence[str]) -> str:
     """A question as a key: which engines there are, left out ones too, and everything but what is the answer to it."""
     installed = [(name, engine_version(name)) for name in wanted]
-    return json.encode((installed, replace(question, engines=()))).decode()
+    memory = question.memory_bytes // MEMORY_STEP
+    return json.encode((installed, replace(question, engines=(), memory_bytes=memory))).decode()
 
 
-def _free_bytes(machine: MachineFacts, device: str) -> int:
-    """Memory that may be tried: the limit of this process or of its device, and no more than is free at the moment."""
-    if device != "cpu" and machine.gpus:
-        return min(gpu.memory_total_bytes for gpu in machine.gpus)
+def _free_bytes(model: ModelSettings, machine: MachineFacts) -> int:
+    """Memory that may be tried: that of the model's device, else this process's limit as far as it is free now."""
+    if has_own_device(model):
+        return own_memory(model, machine)
     return min(machine.memory_limit_bytes, int(psutil.virtual_memory().available))

@@ -56,7 +56,7 @@ def test_another_machine_or_model_is_not_known(cache):
         lambda text: "",
         lambda text: "[]",
         lambda text: text.replace('"digest"', '"another"'),
-        lambda text: text.replace('"format": 1', '"format": 99'),
+        lambda text: text.replace('"format": 2', '"format": 1'),
         lambda text: text.replace("0.012", '"fast"'),
         lambda text: text.replace("0.012", "0.0"),
         lambda text: text.replace("0.012", "-1.0"),
