@@ -27,5 +27,5 @@ def polite_end() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if not told:
-                signal.signal(number, handler)
+            # A handler of Python's would be taken away while the interpreter ends, and the code that it ends with.
+            signal.signal(number, signal.SIG_IGN if told else handler)
