@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -18,9 +20,24 @@ from hybrid.planner.measures import Probe
 from hybrid.probing.budget import Budget
 from hybrid.probing.crew import Crew, ProbeFailed
 from hybrid.probing.facts import FactsProbe
-from hybrid.probing.messages import Check, Checked, Loaded, Peak, Peaked, Time, Timed, Warm, Warmed
+from hybrid.probing.messages import (
+    Check,
+    Checked,
+    Loaded,
+    Peak,
+    Peaked,
+    StartProbe,
+    Time,
+    Timed,
+    Warm,
+    Warmed,
+    encode,
+)
+from hybrid.probing.process import ProbeProcess
 from hybrid.probing.runner import NO_TIME, ProcessMeasurer, cores_for
 from hybrid.probing.timing import summarise
+from hybrid.workers import wire
+from hybrid.workers.wire import MAX_PACKET
 
 pytestmark = pytest.mark.slow
 MACHINE = read_machine()
@@ -54,6 +71,72 @@ def test_very_short_batches_are_grouped():
         (timed,) = one.ask(Time(1, begin, begin + 0.05), Timed, 5.0)
     assert timed.group > 5
     assert len(timed.batches) < 1000
+
+
+def test_many_short_batches_fit_into_one_answer():
+    with crew(device()) as one:
+        one.loaded(20.0)
+        one.ask(Warm(1), Warmed, 5.0)
+        begin = time.monotonic()
+        (timed,) = one.ask(Time(1, begin, begin + 0.01), Timed, 5.0)
+        # As where the last batch of the warming was slow: nothing says that batches are short.
+        probe = ProbeProcess(StartProbe(device(), EngineSettings(), (), 8))
+        probe.answer(Warm(1))
+        probe._warm_s = 1.0
+        begin = time.monotonic()
+        found = probe.answer(Time(1, begin, begin + 0.6))
+    assert found.group > 1
+    assert len(encode(found)) < MAX_PACKET
+    assert found.batches[-1][1] - found.batches[0][0] == pytest.approx(0.6, rel=0.2)
+    assert summarise([found]).seconds < 10 * summarise([timed]).seconds
+
+
+def test_inputs_are_made_before_the_time_is_taken(monkeypatch):
+    probe = ProbeProcess(StartProbe(device(), EngineSettings(), (), 8))
+    probe.answer(Warm(4))
+    monkeypatch.setattr(probe._feed, "rows", lambda rows: pytest.fail("made while others wait"))
+    begin = time.monotonic() + 0.002
+    assert probe.answer(Time(4, begin, begin + 0.02)).batches
+
+
+def test_the_sample_of_many_outputs_fits_into_one_answer():
+    outputs = {f"output-{number}-{'x' * 80}": np.ones((1, 5000), np.float32) for number in range(300)}
+    probe = ProbeProcess(StartProbe(device(), EngineSettings(), (), 8))
+    probe._pipeline = SimpleNamespace(check_batchable=lambda *_: "f" * 200_000, run=lambda *_: outputs)
+    checked = probe.answer(Check())
+    assert len(encode(checked)) < MAX_PACKET
+    assert len(checked.sample) == 200
+    assert sum(map(len, checked.sample.values())) == 1000
+
+
+def test_settings_that_are_too_large_for_a_packet_lose_their_examples_or_are_refused():
+    wide = replace(device(), example_rows=("\u20ac" * 70_000,))  # 3 bytes each
+    with crew(wide) as one:
+        assert one.loaded(20.0)
+    with pytest.raises(ProbeFailed, match="too large"):
+        crew(replace(device(), description="x" * 200_000))
+    assert not psutil.Process().children()
+
+
+def test_an_answer_that_cannot_be_read_is_a_failure(monkeypatch):
+    with crew(device()) as one:
+        monkeypatch.setattr(wire, "receive", lambda sock: b"\xc1")
+        with pytest.raises(ProbeFailed, match="cannot be read"):
+            one.loaded(20.0)
+
+
+def test_a_process_that_ran_nothing_is_asked_once_more_and_then_late(monkeypatch):
+    asked = []
+
+    def ask(self, command, expected, timeout_s):
+        asked.append(command)
+        return [Warmed(0.001)] if isinstance(command, Warm) else [Timed(())]
+
+    monkeypatch.setattr(Crew, "ask", ask)
+    with ProcessMeasurer(device(), MACHINE, 8, Budget(30.0)) as measurer:
+        (timing,) = measurer.time([Probe("simulated", 1, 1, 2)])
+    assert timing.failure == NO_TIME
+    assert [type(command) for command in asked] == [Warm, Time, Time]
 
 
 def test_peaks_come_from_the_device_or_the_process():
@@ -161,6 +244,36 @@ def test_facts_about_a_real_model(tmp_path, engine):
     assert max(point.rows for point in profile.memory.points) >= 32
     assert steps[0] == f"{engine}: loading"
     assert facts.sample
+
+
+def climbed(error, budget_s=20.0):
+    """The memory line of a model whose batches of 16 rows fail with an error."""
+    peaks = FactsProbe._peak
+
+    def peak(self, crew, rows):
+        if rows >= 16:
+            raise error
+        return peaks(self, crew, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FactsProbe, "_peak", peak)
+        gpu = device(memory_total_bytes=4096 * MIB, memory_weights_bytes=MIB, memory_per_row_bytes=2 * MIB)
+        facts = FactsProbe(gpu, MACHINE, 8, 4096 * MIB, 64, Budget(budget_s)).find("simulated")
+    return facts.profile.memory
+
+
+def test_only_a_lack_of_memory_bounds_the_memory_line():
+    assert climbed(ProbeFailed("killed", memory=True)).per_row_bytes > 500 * MIB
+    for other in (ProbeFailed("it took too long", late=True), ProbeFailed("killed by SIGSEGV")):
+        assert climbed(other).per_row_bytes == pytest.approx(2 * MIB, rel=0.1)
+
+
+def test_finding_out_waits_no_longer_than_the_budget():
+    began = time.monotonic()
+    with pytest.raises(ProbeFailed) as failed:
+        FactsProbe(device(start_s=30.0), MACHINE, 8, 4096 * MIB, 64, Budget(0.5)).find("simulated")
+    assert failed.value.late
+    assert time.monotonic() - began < 5.0
 
 
 PARENT = """
