@@ -145,6 +145,21 @@ def test_workers_that_cannot_start_change_nothing(server, tmp_path):
     assert replans_of(server) == {"failed": 1}
 
 
+def test_requests_on_the_way_are_answered_by_the_old_worker_whatever_the_drain_time(tmp_path):
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "model.toml").write_text("[simulated]\nfixed_ms = 300\n[workers]\ninstances = 1\n")
+    options = ["--repository", str(tmp_path)]
+    with (
+        Server(options=options, config="[server]\ndrain_timeout_s = 0\n") as server,
+        Load(server, "slow", clients=2) as clients,
+    ):
+        for instances in (2, 1):
+            status, (plan,) = replan(server, instances=instances)
+            assert (status, plan["restarted"]) == (200, True)
+    assert len(clients.answers) >= 4
+    assert set(clients.answers) == {(0.0, "1")}
+
+
 def test_it_takes_the_admin_token_and_a_get_does_not():
     config = '[server]\nadmin_token = "secret"\napi_keys = ["key"]\n'
     with Server("simulated:null", config=config) as server:
