@@ -55,7 +55,8 @@ def crew(model, members=1):
 def test_a_crew_loads_warms_and_runs_together():
     with crew(device(fixed_ms=5.0), 2) as two:
         assert two.loaded(20.0) == [Loaded(pytest.approx(0.0, abs=0.1), True, 8)] * 2
-        assert all(answer.seconds == pytest.approx(0.005, rel=0.5) for answer in two.ask(Warm(4), Warmed, 5.0))
+        # Two batches at most are run, so a neighbour on the CPU can make either one long.
+        assert all(0.004 < answer.seconds < 1.0 for answer in two.ask(Warm(4), Warmed, 5.0))
         begin = time.monotonic() + 0.01
         first, second = two.ask(Time(4, begin, begin + 0.3), Timed, 5.0)
     assert first.group == second.group == 1
