@@ -123,6 +123,16 @@ def test_a_cancelled_load_leaves_nothing(server):
     server.until(lambda: server.snapshot()["front"]["conns"] <= 1, 5, "connections closed")
 
 
+def test_a_slow_model_has_throughput_though_no_request_fits_into_the_window(tmp_path):
+    (tmp_path / "model.toml").write_text(
+        'name = "slow"\nengine = "simulated"\n[simulated]\nper_row_ms = 25.0\n[batching]\nmax_batch = 8\n'
+    )
+    with Server(str(tmp_path)) as slow:
+        result = run(spec(slow, Closed(64), 1.4, "slow", warmup_s=0.3))
+    assert result.latency_at(0.1) > 1.4
+    assert result.rps == pytest.approx(40.0, rel=0.3)
+
+
 def test_requests_wait_for_a_free_connection_within_their_latency():
     with Server("simulated:echo", options=["--max-batch", "1"]) as slow:
         result = run(spec(slow, Trace(tuple(Sending(0.0) for _ in range(100))), 1.0, "echo", max_connections=2))
