@@ -157,7 +157,7 @@ def test_requests_on_the_way_are_answered_by_the_old_worker_whatever_the_drain_t
             status, (plan,) = replan(server, instances=instances)
             assert (status, plan["restarted"]) == (200, True)
     assert len(clients.answers) >= 4
-    assert set(clients.answers) == {(0.0, "1")}
+    assert [answer for answer in clients.answers if answer != (0.0, "1")] == []
 
 
 def test_it_takes_the_admin_token_and_a_get_does_not():
