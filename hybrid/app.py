@@ -290,12 +290,3 @@ def grpc_port(server: ServerSettings) -> int:
     if server.grpc_port is not None:
         return server.grpc_port
     return _GRPC_PORT if server.port else 0
-
-
-def overlong_deadlines(server: ServerSettings) -> str | None:
-    """Return a warning when requests may be allowed to run for longer than a drain waits."""
-    longest = server.default_timeout_s or server.max_timeout_s
-    drain = server.drain_timeout_s
-    if longest <= drain:
-        return None
-    return f"default_timeout_s {longest:g} is longer than drain_timeout_s {drain:g}: a drain may cut such requests"

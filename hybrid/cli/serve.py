@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hybrid.app import Blueprint, grpc_port, overlong_deadlines
+from hybrid.app import Blueprint, grpc_port
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
 from hybrid.cli.measuring import known_only, measuring, measuring_options
@@ -110,11 +110,20 @@ def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
 
 
 def _warnings(server: ServerSettings, opening: Opening) -> Iterator[str]:
-    overlong = overlong_deadlines(server)
+    overlong = _overlong_deadlines(server)
     if overlong is not None:
         yield overlong
     for name, reason in opening.broken.items():
         yield f"{name} is not served: {reason}"
+
+
+def _overlong_deadlines(server: ServerSettings) -> str | None:
+    """Return a warning when requests may be allowed to run for longer than a drain waits."""
+    longest = server.default_timeout_s or server.max_timeout_s
+    drain = server.drain_timeout_s
+    if longest <= drain:
+        return None
+    return f"default_timeout_s {longest:g} is longer than drain_timeout_s {drain:g}: a drain may cut such requests"
 
 
 def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread], fresh: bool) -> None:
