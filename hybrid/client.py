@@ -284,5 +284,6 @@ def _error(answer: _Answer, url: str) -> HybridError:
 def _by_code(kind: type[HybridError] = HybridError) -> dict[str, type[HybridError]]:
     found = {kind("").code: kind}
     for sub in kind.__subclasses__():
-        found |= _by_code(sub)
+        if sub.__module__ == HybridError.__module__:  # those of other modules never travel, and are made otherwise
+            found |= _by_code(sub)
     return found

@@ -1,7 +1,12 @@
 """For all tests: a run that leaves processes or shared memory behind fails, whatever its tests said."""
 
+import signal
+
 import leaks
 import pytest
+
+# A shell that starts the tests in the background has them ignore SIGINT, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,10 +4,9 @@ Owns Content-Encoding. Must never know sockets, HTTP framing or what a body mean
 """
 
 import io
+import mmap
 import zlib
 from typing import Final
-
-import numpy as np
 
 from hybrid.errors import BadRequest, TooLarge, UnsupportedEncoding
 
@@ -46,14 +45,15 @@ class LargeBody:
     Its memory is not touched before bytes come, so a client that promises many takes none.
 
     Raises:
-        MemoryError: `size` bytes are not to be had.
+        OSError: `size` bytes are not to be had.
     """
 
     __slots__ = ("_filled", "_memory")
 
     def __init__(self, size: int, start: bytes) -> None:
-        # Not a bytearray, which would be filled with zeros first.
-        self._memory = np.empty(size, np.uint8).data
+        # Pages of its own, which go back to the system with it. What malloc gives stays touched when it is freed, and
+        # a crowd whose bodies are refused half-way would leave several times `max_buffered_bytes` behind.
+        self._memory = memoryview(mmap.mmap(-1, size))
         self._filled = 0
         self.add(start)
 

@@ -80,7 +80,7 @@ def test_text(server: Server, client: triton.InferenceServerClient):
     response = result.get_response()
     assert (response.id, response.model_name, response.model_version) == ("mine", "minilm", "1")
     assert response.parameters["timings_us.compute"].int64_param > 0
-    assert response.parameters["batch_rows"].int64_param == 2
+    assert response.parameters["batch_rows"].int64_param in (1, 2)  # one on each of two idle workers, or both on one
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}]}
     over_http = np.array(server.post("/v2/models/minilm/infer", body)[1]["outputs"][0]["data"], np.float32)
     assert vectors[0] @ over_http > 0.9999

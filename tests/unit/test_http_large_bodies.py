@@ -206,7 +206,7 @@ def test_a_handler_that_raises_is_answered():
 def test_without_the_memory_for_it_a_body_is_still_collected_in_pieces():
     client = Client()
     body = content(200 * KIB)
-    with mock.patch("hybrid.frontend.parser.LargeBody", side_effect=MemoryError):
+    with mock.patch("hybrid.frontend.parser.LargeBody", side_effect=OSError):
         client.send(post(body)[:1000])
         assert not in_place(client)
         client.send(post(body)[1000:])
