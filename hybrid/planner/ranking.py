@@ -27,7 +27,7 @@ _HOPE: Final = 1.5
 _CAUTION: Final = 0.5
 _REPLAYED_BATCHES: Final = 6
 _NEAR: Final = 1.8
-_REFINED_BATCHES: Final = 8
+_REFINED_BATCHES: Final = 7
 _SLOWER: Final = 1.06
 #: Samples of arrivals to replay: one while searching, four for the choice.
 ONE: Final = (0,)

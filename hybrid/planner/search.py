@@ -26,7 +26,7 @@ _MOST: Final = 40
 _WIDTH: Final = 2
 _WORTH_ASKING: Final = 1.01
 _ALTERNATIVES: Final = 5
-_REFINED: Final = 3
+_REFINED: Final = 6
 #: How many of the best are measured again, in turn: the first of many noisy times is too good to be true.
 _FINALS: Final = (4, 3, 2)
 _NEAR: Final = 1.15

@@ -14,13 +14,14 @@ from hybrid.planner.types import Objective
 MEMORY_SHARE: Final = 0.85
 #: Not only powers of two: between 8 and 16 lies half of what a tight objective leaves to choose.
 _BATCHES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-_DEVICE_BATCHES: Final = (
+_FINE_BATCHES: Final = (
     *range(1, 33),
     *range(34, 65, 2),
     *range(68, 129, 4),
     *range(136, 257, 8),
     *range(272, 513, 16),
 )
+_FEW_CPUS: Final = (4, 8)
 _COUNTS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128)
 _DEVICE_INSTANCES: Final = 4
 _NO_LIMIT: Final = 1 << 30
@@ -79,10 +80,18 @@ def batches(question: SearchQuestion, engine: EngineProfile, instances: int) -> 
     limit = min(question.largest_batch or _NO_LIMIT, rows_in_memory(engine.memory, question.memory_bytes, instances))
     if question.max_batch is not None:
         return (question.max_batch,)
-    fitting = [rows for rows in (_BATCHES if engine.device == "cpu" else _DEVICE_BATCHES) if rows <= limit]
-    if fitting and fitting[-1] < limit and limit < 2 * fitting[-1] and limit <= _DEVICE_BATCHES[-1]:
+    fitting = [rows for rows in _sizes(question, engine) if rows <= limit]
+    if fitting and fitting[-1] < limit and limit < 2 * fitting[-1] and limit <= _FINE_BATCHES[-1]:
         fitting.append(limit)  # a memory limit between two sizes: the last rows often pay
     return tuple(fitting) or (1,)
+
+
+def _sizes(question: SearchQuestion, engine: EngineProfile) -> tuple[int, ...]:
+    """Fine steps where there are few shapes to choose from, but not on machines where each time taken is felt."""
+    if engine.device != "cpu":
+        return _FINE_BATCHES
+    few = _FEW_CPUS[0] <= question.cpus <= _FEW_CPUS[1]
+    return tuple(rows for rows in _FINE_BATCHES if rows <= _BATCHES[-1]) if few else _BATCHES
 
 
 def rows_in_memory(memory: MemoryLine | None, memory_bytes: int, instances: int) -> int:
