@@ -36,7 +36,7 @@ _PASSES: Final = (Windows(1.5, 200, 4.0, 4), Windows(5.0, 600, 8.0, 6))
 _PAUSE_S: Final = 8.0  # others who share the machine get their turn
 _BUSY_S: Final = 5.0
 _NOT_FREE: Final = 75
-_MAY_BE_FOREIGN: Final = 0.15
+_MAY_BE_FOREIGN: Final = 0.2
 _TRIES: Final = 3  # for settings that were disturbed
 
 

@@ -27,7 +27,7 @@ from bench.planner_goodput import Windows
 from bench.planner_models import SUBJECTS, Subject
 from bench.planner_packrat import setting as packrat_setting
 from bench.planner_packrat import solo_table
-from bench.report import machine_facts, show, spread, write
+from bench.report import Spread, machine_facts, show, spread, write
 from hybrid.config import ModelSettings, PlannerSettings
 from hybrid.facts import MachineFacts
 from hybrid.planner.machine import read_machine
@@ -131,18 +131,20 @@ def report(found: Mapping[str, tuple[Field, Sequence[Row]]], facts: dict[str, An
     ratios: dict[str, dict[str, list[float]]] = {name: {} for name in _BASELINES}
     for model, (field, rows) in found.items():
         rates = _rates(field, rows)
+        disturbed = sum(not row.undisturbed for row in rows)
         latencies = {row.setting: row.found.best for row in rows}
         for contender in field.contenders:
             best, setting = latencies[contender.setting], contender.setting
-            p99_ms = None if best is None else best.p99_ms
+            p99_ms = "-" if best is None or best.p99_ms is None else f"{best.p99_ms:.0f}"
             shape = f"{setting.instances} x {setting.threads}, {setting.max_batch}"
             wait = f"{setting.max_wait_ms:g}"
             cells.append(
-                (f"{model} {contender.name}", setting.engine, shape, wait, spread(rates[contender.name]), p99_ms)
+                (f"{model} {contender.name}", setting.engine, shape, wait, _spread(rates[contender.name]), p99_ms)
             )
         for name in _BASELINES:
             if name in rates:
-                ratios[name][model] = [a / b for a, b in zip(rates["plan"], rates[name], strict=True) if b]
+                own_rates, their_rates = rates["plan"], rates[name]
+                ratios[name][model] = [own_rates[n] / their_rates[n] for n in own_rates if their_rates.get(n)]
         document[model] = {
             "slo_p99_ms": SUBJECTS[model].slo_ms,
             "space": field.space,
@@ -152,18 +154,20 @@ def report(found: Mapping[str, tuple[Field, Sequence[Row]]], facts: dict[str, An
             "sweep_best_rps": field.sweep_best_rps,
             "plan_in_sweep_rps": field.plan_in_sweep_rps,
             "contenders": [
-                {"name": c.name, **msgspec.structs.asdict(c.setting), "goodput_rps": spread(rates[c.name])}
+                {"name": c.name, **msgspec.structs.asdict(c.setting), "goodput_rps": _spread(rates[c.name])}
                 for c in field.contenders
             ],
             "plan_over": {name: spread(own[model]) for name, own in ratios.items() if own.get(model)},
-            "void_rounds": sum(_moved(row) for row in rows),
+            "rounds": max((len(own) for own in rates.values()), default=0),
+            "rounds_disturbed": disturbed,
+            "speed_moved": sum(_moved(row) for row in rows),
         }
     columns = ("model, who", "engine", "inst x thr, batch", "wait ms", "goodput/s", "p99 ms")
     show("goodput at the p99 objective: median (smallest..largest) of the rounds", columns, cells)
     for name, own in ratios.items():
         if any(own.values()):
             gain, bound = _with_bound([values for values in own.values() if values])
-            gains.append((f"plan over {name}", f"{gain:.3f}", f"{bound:.3f}", len(own)))
+            gains.append((f"plan over {name}", f"{gain:.3f}", f"{bound:.3f}", sum(map(bool, own.values()))))
             document[f"plan over {name}"] = {"geomean": round(gain, 4), "bound_5": round(bound, 4)}
     show("geometric mean over the models", ("", "ratio", "5 % bound", "models"), gains)
     print(write("planner", facts, document))
@@ -236,14 +240,18 @@ def _rounds(subject: Subject, field: Field, arguments: argparse.Namespace) -> li
     return [row for n in range(arguments.rounds) for row in careful_rows([row for row in rows if row.number == n])]
 
 
-def _rates(field: Field, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Goodput of each contender, round by round."""
+def _rates(field: Field, rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """Goodput of each contender by round; without what others disturbed."""
     return {
-        contender.name: [
-            row.found.rate_rps for row in sorted(rows, key=lambda row: row.number) if row.setting == contender.setting
-        ]
+        contender.name: {
+            row.number: row.found.rate_rps for row in rows if row.setting == contender.setting and row.undisturbed
+        }
         for contender in field.contenders
     }
+
+
+def _spread(rates: Mapping[int, float]) -> Spread | None:
+    return spread(list(rates.values())) if rates else None
 
 
 def _moved(row: Row) -> bool:
