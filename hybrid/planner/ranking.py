@@ -19,6 +19,8 @@ from hybrid.planner.space import SearchQuestion, batches, pairs
 SLOWEST_TIMES_SINGLE: Final = 10.0
 #: A larger batch must gain this much, or the smaller one is taken: it answers sooner and is kinder to neighbours.
 BATCH_GAIN: Final = 0.01
+#: The same where rows vary in length: it was measured at one length, and a batch costs what its longest row does.
+VARIABLE_BATCH_GAIN: Final = 0.04
 #: For throughput, what a doubling of the batch must gain.
 DOUBLING_GAIN: Final = 0.05
 _REPLAYED_PAIRS: Final = 12
@@ -120,7 +122,7 @@ def refined(known: Models, some: Sequence[Rated]) -> list[Rated]:
     for one in some:
         setting = one.setting
         engine = next(engine for engine in known.question.engines if engine.engine == setting.engine)
-        sizes = batches(known.question, engine, setting.instances)
+        sizes = _sizes(known, engine, setting.instances, setting.threads)
         near = [size for size in sizes if setting.max_batch / _NEAR <= size <= setting.max_batch * _NEAR]
         groups.append(_thin([replace(setting, max_batch=size) for size in near], _REFINED_BATCHES))
     flat = [known.server(setting) for group in groups for setting in group]
@@ -165,10 +167,8 @@ def _groups(known: Models) -> list[list[Setting]]:
         if engine.engine not in known.by_engine:
             continue
         for instances, threads in pairs(known.question, engine):
-            sizes = [b for b in batches(known.question, engine, instances) if not _failed(known, engine, instances, b)]
+            sizes = _sizes(known, engine, instances, threads)
             settings = [Setting(engine.engine, instances, threads, size, device=engine.device) for size in sizes]
-            if not settings:
-                continue
             full = known.curve(settings[-1])
             rough = [_rough(known, Server(full[: one.max_batch], instances)) for one in settings]
             best, top = max(rough), settings[int(np.argmax(rough))]
@@ -197,7 +197,9 @@ def _best_of(known: Models, group: Sequence[Setting], values: Sequence[float]) -
         value, setting = _before_the_knee(rated)
     else:
         best = max(value for value, _ in rated)
-        value, setting = next(pair for pair in rated if pair[0] >= (1.0 - BATCH_GAIN) * best)
+        varies = any(one.variable for one in known.question.engines if one.engine == group[0].engine)
+        gain = VARIABLE_BATCH_GAIN if varies else BATCH_GAIN
+        value, setting = next(pair for pair in rated if pair[0] >= (1.0 - gain) * best)
     return _rated(known, setting, value)
 
 
@@ -265,12 +267,19 @@ def _measured(known: Models, setting: Setting) -> bool:
     )
 
 
-def _failed(known: Models, engine: EngineProfile, instances: int, rows: int) -> bool:
-    """Whether fewer rows on no more instances had no time already."""
+def _sizes(known: Models, engine: EngineProfile, instances: int, threads: int) -> Sequence[int]:
+    """The batches that did not fail. What is fixed stays, and something must: the worker reports what does not work."""
+    sizes = batches(known.question, engine, instances)
+    return [b for b in sizes if not _failed(known, engine, (instances, threads), b)] or sizes[:1]
+
+
+def _failed(known: Models, engine: EngineProfile, pair: tuple[int, int], rows: int) -> bool:
+    """Whether fewer rows on no more instances of no more threads had no time already."""
     return any(
         one.failure
         and one.probe.engine == engine.engine
-        and one.probe.instances <= instances
+        and one.probe.instances <= pair[0]
+        and one.probe.threads <= pair[1]
         and one.probe.rows <= rows
         for one in known.timings
     )

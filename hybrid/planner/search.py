@@ -77,8 +77,11 @@ class Search:
 
     def next(self) -> tuple[Probe, ...]:
         """What to measure now, in an order that serves whoever runs it; empty when nothing more is worth it."""
-        seeds = [probe for engine in self._question.engines for probe in _seeds(self._question, engine)]
-        if not self._timings:
+        timed = {timing.probe.engine for timing in self._timings}
+        new = [engine for engine in self._question.engines if engine.engine not in timed]
+        seeds = [probe for engine in new for probe in _seeds(self._question, engine)]
+        if seeds:  # at the beginning of all engines, later of one that was installed since
+            self._limit = max(self._limit, self._count + len(seeds))
             return self._ask(seeds)
         if all(timing.failure for timing in self._timings):
             return ()

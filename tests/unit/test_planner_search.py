@@ -213,3 +213,31 @@ def test_a_fixed_batch_stays_whole_where_threads_help() -> None:
     split = fixed_batch(fit(times(good_threads, places), 8), 16)
     assert (split.instances, split.threads) == (1, 8)
     assert np.isfinite(split.seconds)
+
+
+def test_an_engine_that_comes_later_is_timed_too() -> None:
+    first, later = ENGINE, EngineProfile("openvino", "1")
+    _, asked = run(ask(2, first), {"onnxruntime": good_workers})
+    known = EngineProfile("onnxruntime", "1", timings=times(good_workers, asked))
+    half = {"onnxruntime": good_workers, "openvino": lambda i, t, b: good_workers(i, t, b) / 2}
+    choice, more = run(ask(2, known, later), half)
+    assert {probe.engine for probe in more[:4]} == {"openvino"}
+    assert choice.setting.engine == "openvino"
+
+
+def test_a_fixed_batch_that_failed_before_is_left_to_the_worker_to_report() -> None:
+    probes = [Probe("onnxruntime", 2, 1, 1), Probe("onnxruntime", 1, 2, 1)]
+    failure = Timing(Probe("onnxruntime", 1, 1, 16), float("inf"), failure="out of memory")
+    known = EngineProfile("onnxruntime", "1", timings=(*times(good_workers, probes), failure))
+    assert choose(ask(2, known, max_batch=32), known.timings).setting.max_batch == 32
+    assert choose(ask(2, known), known.timings).setting.max_batch < 16
+
+
+def test_where_rows_vary_in_length_a_larger_batch_must_gain_more() -> None:
+    def law(instances: int, threads: int, rows: int) -> float:
+        return 0.001 + 0.005 * rows
+
+    fixed, _ = run(ask(2, slo_s=1.0), {"onnxruntime": law})
+    variable = EngineProfile("onnxruntime", "1", variable=True)
+    varying, _ = run(ask(2, variable, slo_s=1.0), {"onnxruntime": law})
+    assert varying.setting.max_batch < fixed.setting.max_batch
