@@ -6,7 +6,9 @@ Owns Content-Encoding. Must never know sockets, HTTP framing or what a body mean
 import io
 import mmap
 import zlib
-from typing import Final
+from typing import ClassVar, Final
+
+import numpy as np
 
 from hybrid.errors import BadRequest, TooLarge, UnsupportedEncoding
 
@@ -21,6 +23,7 @@ _MAX_PIECES: Final = 64
 _MAX_MEMBERS: Final = 1024
 #: Of a large body, what is received at once: copying that much takes about as long as a small request does.
 _MOST_AT_ONCE: Final = 512 * 1024
+_MOST_FROM_MALLOC: Final = 32 * 1024 * 1024
 
 
 def coding_of(header: bytes) -> bytes | None:
@@ -45,17 +48,30 @@ class LargeBody:
     Its memory is not touched before bytes come, so a client that promises many takes none.
 
     Raises:
-        OSError: `size` bytes are not to be had.
+        OSError, MemoryError: `size` bytes are not to be had.
     """
 
-    __slots__ = ("_filled", "_memory")
+    __slots__ = ("_filled", "_memory", "_unfinished")
+
+    #: Bytes of all bodies that are being received into memory of malloc.
+    receiving_bytes: ClassVar[int] = 0
 
     def __init__(self, size: int, start: bytes) -> None:
-        # Pages of its own, which go back to the system with it. What malloc gives stays touched when it is freed, and
-        # a crowd whose bodies are refused half-way would leave several times `max_buffered_bytes` behind.
-        self._memory = memoryview(mmap.mmap(-1, size))
+        self._unfinished = 0
+        if LargeBody.receiving_bytes + size <= _MOST_FROM_MALLOC:
+            # Not a bytearray, which would be filled with zeros first. Its pages have been touched by bodies before it.
+            self._memory = np.empty(size, np.uint8).data
+            self._unfinished = size
+            LargeBody.receiving_bytes += size
+        else:
+            # Pages of its own are dearer, but go back to the system with it. What malloc gives stays touched when it
+            # is freed: a crowd whose bodies are refused half-way would leave several times `max_buffered_bytes` behind.
+            self._memory = memoryview(mmap.mmap(-1, size))
         self._filled = 0
         self.add(start)
+
+    def __del__(self) -> None:
+        LargeBody.receiving_bytes -= self._unfinished
 
     @property
     def room(self) -> memoryview:
@@ -79,6 +95,8 @@ class LargeBody:
 
     def finish(self) -> memoryview:
         """Return the whole body, which nobody may write to any more."""
+        LargeBody.receiving_bytes -= self._unfinished
+        self._unfinished = 0
         return self._memory.toreadonly()
 
 

@@ -309,7 +309,7 @@ class RequestParser:
     def _receive_in_place(self) -> None:
         try:
             self._large = LargeBody(self._raw_bytes + self.missing_bytes, self._body)
-        except OSError:
+        except (OSError, MemoryError):
             return  # piece by piece it may still fit
         self._body = b""
 

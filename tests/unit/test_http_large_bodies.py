@@ -218,3 +218,15 @@ def test_what_is_received_at_once_is_bounded():
     assert len(large.room) == 512 * KIB
     large.filled(1_999_000)
     assert len(large.room) == large.missing == 998
+
+
+def test_memory_of_a_crowd_is_its_own_and_the_account_of_the_rest_is_balanced():
+    before = LargeBody.receiving_bytes
+    bodies = [LargeBody(8 * 1024 * 1024, b"ab") for _ in range(6)]
+    assert LargeBody.receiving_bytes == before + 4 * 8 * 1024 * 1024
+    whole = bodies.pop(0)
+    whole.filled(8 * 1024 * 1024 - 2)
+    assert bytes(whole.finish()[:2]) == b"ab"
+    assert bytes(bodies[-1].finish()[:2]) == b"ab"
+    del bodies, whole
+    assert LargeBody.receiving_bytes == before
