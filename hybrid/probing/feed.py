@@ -72,10 +72,20 @@ def _examples(model: ModelSettings, signature: Signature) -> tuple[Preprocessor 
         step = build(model.preprocess, signature)
         if step is None:
             return None, ()
-        return step, [step.row(_item(row, model.preprocess.image is not None)) for row in model.example_rows]
+        make = _picture if model.preprocess.image is not None else _text
+        return step, [make(step, row) for row in model.example_rows]
     except (HybridError, binascii.Error):
         return None, ()  # whoever serves the model says what is wrong with the step; time is the same without it
 
 
-def _item(row: str, image: bool) -> bytes:
-    return base64.b64decode(row) if image else row.encode()
+def _picture(step: Preprocessor, row: str) -> Row:
+    return step.row(base64.b64decode(row))
+
+
+def _text(step: Preprocessor, text: str) -> Row:
+    """Said again until it has the usual length: examples are shorter than what a server gets to read."""
+    row = step.row(text.encode())
+    size = step.size([row])
+    if not text.strip() or size >= USUAL_LENGTH:
+        return row
+    return step.row(" ".join([text] * -(-USUAL_LENGTH // size)).encode())
