@@ -30,6 +30,7 @@ _REFINED: Final = 6
 #: How many of the best are measured again, in turn: the first of many noisy times is too good to be true.
 _FINALS: Final = (4, 3, 2)
 _NEAR: Final = 1.15
+_SMALL: Final = 3
 _WAIT_SHARE: Final = 0.5  # of the time of one row alone, which is the most that a wait may cost
 _WORTH_WAITING: Final = 1.02
 
@@ -120,12 +121,18 @@ class Search:
         if not self._finals:
             return []
         near = [one.setting for one in ranked[: self._finals.pop(0)] if one.rps * _NEAR > best.rps]
-        return [_probe(replace(one, max_batch=size)) for one in near for size in _around(one.max_batch)]
+        return [_probe(replace(one, max_batch=size)) for one in near for size in self._rows(one)]
+
+    def _rows(self, setting: Setting) -> list[int]:
+        """What to measure of a finalist, as far as it may be run."""
+        engine = next(one for one in self._question.engines if one.engine == setting.engine)
+        most = batches(self._question, engine, setting.instances)[-1]
+        return [rows for rows in _around(setting.max_batch) if rows <= most]
 
 
 def _around(rows: int) -> tuple[int, ...]:
-    """Row counts that tell how a setting does: its full batch and, what is more common, a smaller one."""
-    return (rows,) if rows == 1 else (rows, -(-rows // 2))
+    """Row counts that tell how a setting does: its full batch and a common one; if it is small, whether more pay."""
+    return (rows, 2 * rows + 1) if rows <= _SMALL else (rows, -(-rows // 2))
 
 
 def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
