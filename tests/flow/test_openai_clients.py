@@ -66,7 +66,7 @@ def test_a_string_is_the_vector_that_the_other_protocol_gives(server: Server, cl
 
 @pytest.mark.parametrize("text", [TEXT, "Stocks fell sharply.", "\u20ac \u2603"])
 def test_float_and_base64_are_the_same_numbers(client: openai.OpenAI, text: str):
-    # One text at a time: of several, those that share a batch are padded alike, and which these are is a matter of time.
+    # One text at a time: of several, those that share a batch are padded alike, and which do is a matter of time.
     as_float = client.embeddings.create(model="minilm", input=text, encoding_format="float", dimensions=384)
     given = client.embeddings.create(model="minilm", input=text, encoding_format="base64")
     found = [np.frombuffer(base64.b64decode(entry.embedding), "<f4") for entry in given.data]
