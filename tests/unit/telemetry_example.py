@@ -24,6 +24,33 @@ from hybrid.telemetry.snapshot import (
 )
 
 DURATIONS_S = (0.00005, 0.0001, 0.003, 0.003, 0.05, 1.0, 60.0, 500.0)
+HOST = Host(
+    cores=(Core(0, 0.5, True), Core(1, None, True), Core(2, 0.1, False)),
+    usable_cpus=2,
+    cpu_s=12.5,
+    mem_limit=1000,
+    mem_used=400,
+)
+FINDING = Finding(
+    code="D02",
+    severity="critical",
+    target="minilm",
+    since_s=3.0,
+    symptom="waits for fuller batches",
+    evidence=(Evidence("idle", 0.78, ">", 0.5, "fraction"),),
+)
+CHANGE = Change(
+    id="c1",
+    t_wall_s=1.7e9,
+    actor="bo",
+    reason="test",
+    target="minilm",
+    name="max_wait_s",
+    before="0.001",
+    after="0.04",
+    rev=42,
+    state="kept",
+)
 
 
 def durations(values=DURATIONS_S):
@@ -80,25 +107,8 @@ def example_snapshot(**changes):
         "node": "node-a:8000",
         "version": "0.1.0",
         "state": "ready",
-        "host": Host(
-            cores=(Core(0, 0.5, True), Core(1, None, True), Core(2, 0.1, False)),
-            usable_cpus=2,
-            cpu_s=12.5,
-            mem_limit=1000,
-            mem_used=400,
-        ),
-        "front": Front(
-            inflight=3,
-            conns=2,
-            loop_lag=durations((0.0001, 0.2)),
-            http=Http(
-                accepted_n=5,
-                refused_n=1,
-                received_bytes_n=9,
-                sent_bytes_n=8,
-                responses=(Responses(200, 90), Responses(404, 5)),
-            ),
-        ),
+        "host": HOST,
+        "front": _front(),
         "models": (example_model(),),
         "workers": (example_worker("w0"), example_worker("w1", state="starting", pid=None)),
         "memory": (
@@ -107,30 +117,19 @@ def example_snapshot(**changes):
             Mem(owner="minilm/w0", role="engine", signal="reserved", now=50),
         ),
         "replans": (Replans("workers", 2), Replans("failed", 1)),
-        "findings": (
-            Finding(
-                code="D02",
-                severity="critical",
-                target="minilm",
-                since_s=3.0,
-                symptom="waits for fuller batches",
-                evidence=(Evidence("idle", 0.78, ">", 0.5, "fraction"),),
-            ),
-        ),
-        "changes": (
-            Change(
-                id="c1",
-                t_wall_s=1.7e9,
-                actor="bo",
-                reason="test",
-                target="minilm",
-                name="max_wait_s",
-                before="0.001",
-                after="0.04",
-                rev=42,
-                state="kept",
-            ),
-        ),
+        "findings": (FINDING,),
+        "changes": (CHANGE,),
         "absent": {"host.throttled_s": "no cgroup with a CPU quota"},
     }
     return Snapshot(**(fields | changes))
+
+
+def _front():
+    http = Http(
+        accepted_n=5,
+        refused_n=1,
+        received_bytes_n=9,
+        sent_bytes_n=8,
+        responses=(Responses(200, 90), Responses(404, 5)),
+    )
+    return Front(inflight=3, conns=2, loop_lag=durations((0.0001, 0.2)), http=http)
