@@ -122,7 +122,9 @@ async def test_one_bad_row_fails_alone(server: Server) -> None:
 
 def test_workers_keep_to_their_threads(server: Server) -> None:
     """CPU-03: the engine's one thread, the sign of life, and what the libraries start but do not compute with."""
-    for worker in server.workers():
+    workers = server.workers()
+    assert workers
+    for worker in workers:
         tasks = Path(f"/proc/{worker['pid']}/task").iterdir()
         names = [(task / "comm").read_text().strip() for task in tasks]
         assert len(names) <= 6, names

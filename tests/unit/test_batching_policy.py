@@ -42,8 +42,11 @@ def test_release(policy, given, reason):
 
 
 def test_an_idle_worker_never_waits_without_a_wait():
-    for rows, waited, others, draining in itertools.product([1, 5, 9], [0.0, 1.0], [0, 4], [False, True]):
-        assert release(EAGER, view(rows, waited, INFINITY, others, draining), NOW) is not None
+    by_rows = {1: ReleaseReason.IDLE_WORKER, 5: ReleaseReason.IDLE_WORKER, 9: ReleaseReason.FULL}
+    for (rows, reason), waited, draining in itertools.product(by_rows.items(), [0.0, 1.0], [False, True]):
+        assert release(EAGER, view(rows, waited, INFINITY, 0, draining), NOW) is reason
+        cut_short = ReleaseReason.SIZE_CLASS if rows < 9 else reason
+        assert release(EAGER, view(rows, waited, INFINITY, 4, draining), NOW) is cut_short
 
 
 @pytest.mark.parametrize("wait_s", [0.001, 0.0107, 0.05, 0.1, 1 / 3])

@@ -59,7 +59,8 @@ def test_a_picture_is_one():
     assert (picture.size, picture.mode) == ((101, 37), "RGB")
     payload = made(("photo_in", "BYTES", (-1,)), image_width=40, image_height=30)[0]
     assert Image.open(io.BytesIO(decoded(payload).inputs[0].array[0])).size == (40, 30)
-    assert Image.open(io.BytesIO(decoded(made(("data", "BYTES", (-1,)), image_inputs=("data",))[0]).inputs[0].array[0]))
+    named = made(("data", "BYTES", (-1,)), image_inputs=("data",))[0]
+    assert Image.open(io.BytesIO(decoded(named).inputs[0].array[0])).size == (320, 240)
 
 
 def test_the_same_seed_makes_the_same_requests():

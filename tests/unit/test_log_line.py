@@ -138,9 +138,12 @@ def test_the_end_of_a_long_traceback_is_kept():
 @given(st.text(), st.integers(min_value=1, max_value=40), st.booleans())
 def test_clipping_gives_valid_text_and_keeps_what_fits(text, limit, keep_end):
     clipped = clip(text, limit, keep_end)
-    clipped.encode()
-    if len(text.encode("utf-8", "backslashreplace")) <= limit:
-        assert clipped == text.encode("utf-8", "backslashreplace").decode()
+    nbytes, whole = len(clipped.encode()), text.encode("utf-8", "backslashreplace")
+    if len(whole) <= limit:
+        assert clipped == whole.decode()
+    else:
+        assert f"[cut, {len(text)} characters]" in clipped
+        assert nbytes <= limit + len(f" ... [cut, {len(text)} characters]")
 
 
 def test_extras_never_hide_our_fields():

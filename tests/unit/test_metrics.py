@@ -150,9 +150,10 @@ def test_durations_keep_their_counts_on_the_coarse_edges():
 def test_every_fine_bucket_lands_at_or_below_its_edge():
     values = [edge * 0.99 for edge in EDGES_S]
     samples = families(example_snapshot(models=(example_model(e2e=durations(values)),)))
-    for sample in samples["hybrid_request_duration_seconds"].samples:
-        if sample.name.endswith("_bucket"):
-            assert sample.value == sum(1 for v in values if v <= float(sample.labels["le"]))
+    buckets = [s for s in samples["hybrid_request_duration_seconds"].samples if s.name.endswith("_bucket")]
+    assert len(buckets) == 21
+    for bucket in buckets:
+        assert bucket.value == sum(1 for v in values if v <= float(bucket.labels["le"]))
 
 
 def test_rows_per_batch_fall_into_powers_of_two():
