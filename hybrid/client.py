@@ -27,6 +27,7 @@ _LENGTH: Final = "Inference-Header-Content-Length"
 _CLOSED: Final = (http.client.RemoteDisconnected, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 _SHOWN_BYTES: Final = 200
+_SHOWN_STATUS: Final = 20
 
 
 class _Spec(Struct):
@@ -216,6 +217,8 @@ class Client:
         if isinstance(error, ssl.SSLError):
             return ServerUnreachable(f"{self.url}: TLS failed: {error.reason or error}")
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, http.client.BadStatusLine):
+            text = f"what answers there does not speak HTTP/1.1 ({text[:_SHOWN_STATUS]!r})"
         return ServerUnreachable(f"no answer from {self.url}: {text}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hybrid.cli.finite import FiniteRange
 from hybrid.cli.output import print_columns, print_json
 from hybrid.load.baseline import STEPS, Baseline, Prober, baseline_json
 from hybrid.load.payloads import PayloadSettings
@@ -24,7 +25,7 @@ _DEFAULT_S = 3.0
 @click.option("--url", default=None, metavar="URL", help="Measure a running server (http://HOST:PORT) that has MODEL.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1, max=600),
+    type=FiniteRange(min=0.1, max=600),
     default=_DEFAULT_S,
     show_default=True,
     help="Time for each number of clients.",

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from hybrid.cli.finite import FiniteRange
 from hybrid.cli.output import print_json
 from hybrid.client import Client
 from hybrid.errors import BadRequest
@@ -29,7 +30,7 @@ _SHOWN_NUMBERS: Final = 6
 @click.option("--version", default="", help="A version of the model.  [default: the latest]")
 @click.option("--binary", is_flag=True, help="Send and receive tensors in their binary form.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0.001), default=60.0, show_default=True, help="Seconds."
+    "--timeout", "timeout_s", type=FiniteRange(min=0.001, max=86_400), default=60.0, show_default=True, help="Seconds."
 )
 @click.option("--api-key", default="", help="A key, where the server asks for one.")
 @click.option("--ca", type=click.Path(path_type=Path), default=None, help="PEM file to check an https server with.")

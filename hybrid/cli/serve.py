@@ -12,6 +12,7 @@ import click
 from hybrid.app import Blueprint, grpc_port
 from hybrid.app import serve as run_server
 from hybrid.cli.example import curl_line
+from hybrid.cli.finite import FiniteRange
 from hybrid.cli.measuring import known_only, measuring, measuring_options
 from hybrid.config import Config, ServerSettings
 from hybrid.config_file import changed_keys, load_config
@@ -60,7 +61,9 @@ from hybrid.telemetry.logs import setup_logging
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
 @click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
-@click.option("--max-wait-ms", type=click.FloatRange(min=0), default=None, help="Longest wait for a fuller batch.")
+@click.option(
+    "--max-wait-ms", type=FiniteRange(min=0, max=86_400_000), default=None, help="Longest wait for a fuller batch."
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=None)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default=None)
 def serve(

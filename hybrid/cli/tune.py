@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hybrid.cli.ending import polite_end
+from hybrid.cli.finite import FiniteRange
 from hybrid.cli.output import print_columns, print_json
 from hybrid.config import ModelSettings, engines_for
 from hybrid.errors import ConfigError
@@ -56,7 +57,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--slo-p99-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=None,
     metavar="N",
     help="99 % of the answers within N ms.  [default: 10 times a single request]",
@@ -75,12 +76,12 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 @click.option("--admin-token", default=None, envvar="HYBRID_ADMIN_TOKEN", help="What --url wants before it plans anew.")
 @click.option(
     "--seconds-per-trial",
-    type=click.FloatRange(min=0.1, max=600),
+    type=FiniteRange(min=0.1, max=600),
     default=1.5,
     show_default=True,
     help="Length of the first trials; later ones are longer.",
 )
-@click.option("--budget-s", type=click.FloatRange(min=1), default=240.0, show_default=True, help="Time for all of it.")
+@click.option("--budget-s", type=FiniteRange(min=1), default=240.0, show_default=True, help="Time for all of it.")
 @click.option(
     "--settings",
     "most",

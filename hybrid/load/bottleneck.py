@@ -141,7 +141,9 @@ def judge(window: Window, times: Sequence[BatchTime], max_batch: int) -> Verdict
     name, station = found
     line = fit(times)
     gain = line.gain(max_batch) if line is not None and max_batch > 1 else None
-    helps = name in (MODEL, QUEUE) and gain is not None and gain >= WORTH
+    helps = None if gain is None else gain >= WORTH
+    if name not in (MODEL, QUEUE):
+        helps = False
     limit_rps = station.servers * window.requests_n / station.busy_s if station.busy_s > 0.0 else None
     busy = window.utilisation(station)
     advice = _advice(name, busy, window, line, gain, max_batch)
@@ -173,6 +175,8 @@ def _advice(name: str, busy: float, window: Window, line: Line | None, gain: flo
 
 def _model_advice(share: str, window: Window, line: Line | None, gain: float | None, max_batch: int) -> str:
     begin = f"The model is busy {share} of the time"
+    if max_batch == 1:
+        return f"{begin}, and the plan runs every row alone, so whether batches would help was not seen."
     if line is None or gain is None:
         return f"{begin}, and batches of one size only were seen: whether larger ones would help is not known."
     if gain < WORTH:

@@ -4,6 +4,7 @@ Owns its process, if it is ours, and the few questions that are asked beside the
 """
 
 import contextlib
+import http.client
 import os
 import re
 import subprocess
@@ -119,8 +120,8 @@ class Target:
             with error:
                 text = error.read(2000).decode(errors="replace")
             raise Refused(f"{self.base}{path}: {error.code} {text[:300]}", error.code, _words(text)) from error
-        except OSError as error:
-            raise StartupError(f"{self.base}: {getattr(error, 'reason', error)}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise StartupError(f"{self.base}: {_why(error)}") from error
 
 
 @contextlib.contextmanager
@@ -141,6 +142,16 @@ def local(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
             yield Target(_await_ready(process, errors.fileno()), process.pid)
         finally:
             _end(process)
+
+
+def _why(error: Exception) -> str:
+    """Why there is no answer. `urllib` wraps what went wrong with the connection, and not what came over it."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ConnectionRefusedError):
+        return "no server answers there (connection refused); is `hybrid serve` running?"
+    if isinstance(reason, http.client.HTTPException) and not isinstance(reason, OSError):
+        return f"what answers there does not speak HTTP/1.1 ({type(reason).__name__})"
+    return str(getattr(reason, "strerror", None) or reason)
 
 
 def _words(text: str) -> str:

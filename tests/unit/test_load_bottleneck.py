@@ -72,6 +72,14 @@ def test_without_observations_nothing_is_claimed():
     assert judge(seen(model=9.0), [BatchTime(1, 0.01)], 8).gain is None
 
 
+def test_what_was_not_seen_is_not_denied():
+    one_size, alone = (judge(seen(model=9.0), [BatchTime(1, 0.01)], rows) for rows in (8, 1))
+    assert (one_size.batching_helps, alone.batching_helps) == (None, None)
+    assert "not known" in one_size.advice
+    assert "runs every row alone" in alone.advice
+    assert judge(seen(pre=19.5), [BatchTime(1, 0.01)], 8).batching_helps is False  # for that it is known
+
+
 def test_the_fit_finds_a_line_and_never_a_negative_part():
     exact = fit([BatchTime(b, 0.004 + 0.001 * b) for b in (1, 2, 4, 8)])
     assert exact.fixed_s == pytest.approx(0.004)
