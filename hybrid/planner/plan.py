@@ -13,6 +13,7 @@ from msgspec import structs
 from hybrid.config import ModelSettings, engines_for
 from hybrid.errors import ConfigError
 from hybrid.facts import MachineFacts
+from hybrid.planner.fitting import PROCESS_BYTES, least_worker_bytes, refuse_beyond_memory
 from hybrid.planner.guess import (
     MIB,
     Guess,
@@ -25,7 +26,7 @@ from hybrid.planner.guess import (
 )
 from hybrid.planner.layers import Choices, Layer, layers_of
 from hybrid.planner.measured import measured_guess
-from hybrid.planner.measures import ModelProfile
+from hybrid.planner.measures import MemoryLine, ModelProfile
 from hybrid.planner.placement import Demand, place
 from hybrid.planner.questions import gains, questions_for
 from hybrid.planner.search import choose
@@ -60,7 +61,7 @@ def first_plan(
         measured: What was measured of a model, by its name and version; for other models rules must do.
 
     Raises:
-        ConfigError: two models share name and version, or the overrides contradict each other.
+        ConfigError: two models share name and version, or the overrides contradict each other or the memory.
     """
     _refuse_twins(models)
     flags, measured = flags or PlanOverrides(), measured or {}
@@ -81,6 +82,11 @@ def first_plan(
     if objective == "throughput":
         guesses = {key: for_throughput(guess) for key, guess in guesses.items()}
     demands = [_demand(machine, m, guesses[key_of(m)], choices[key_of(m)]) for m in models]
+    for model, demand in zip(models, demands, strict=True):
+        key = key_of(model)
+        line = _memory(measured.get(key), guesses[key].engine) if demand.on_cpu else None
+        fixed = "instances", choices[key].number("instances") or 1, choices[key].source("instances")
+        refuse_beyond_memory(machine, model.name, fixed, least_worker_bytes(sizes.get(model.name, 0), line))
     placements = place(machine, demands)
     return tuple(
         _settle(machine, model, guesses[key_of(model)], choices[key_of(model)], demand, placement, objective)
@@ -135,6 +141,11 @@ def _demand(machine: MachineFacts, model: ModelSettings, guess: Guess, choices: 
     pin = choices.settle("pin", guess.pin, "")
     source = choices.reasons.pop("pin")
     return Demand(model.name, guess.device == "cpu", instances, threads, pin, source)
+
+
+def _memory(measured: ModelProfile | None, engine: str) -> MemoryLine | None:
+    found = measured.engines if measured is not None else ()
+    return next((one.memory for one in found if one.engine == engine), None)
 
 
 def _settle(
@@ -228,7 +239,10 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)
         why = f"One process per two of {usable} usable CPUs: decoding images keeps pace with the workers."
-    return choices.settle("preprocess_processes", processes, why)
+    processes = choices.settle("preprocess_processes", processes, why)
+    fixed = "preprocess_processes", processes, choices.source("preprocess_processes")
+    refuse_beyond_memory(machine, model.name, fixed, PROCESS_BYTES)
+    return processes
 
 
 def _static_length(model: ModelSettings, batching: str, rows: int, reasons: dict[str, str]) -> tuple[int, str]:

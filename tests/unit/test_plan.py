@@ -303,12 +303,16 @@ def test_no_model_no_plan() -> None:
 
 # --- on every machine -------------------------------------------------------------------------------------------------
 
-machines = st.builds(
-    lambda ids, quota, memory: machine(max(1, min(quota, len(ids))), tuple(sorted(ids)), memory),
-    st.sets(st.integers(0, 200), min_size=1, max_size=70),
-    st.integers(1, 80),
-    st.integers(64 * MIB, 512 * GIB),
-)
+
+def machines(least_bytes: int) -> st.SearchStrategy[MachineFacts]:
+    return st.builds(
+        lambda ids, quota, memory: machine(max(1, min(quota, len(ids))), tuple(sorted(ids)), memory),
+        st.sets(st.integers(0, 200), min_size=1, max_size=70),
+        st.integers(1, 80),
+        st.integers(least_bytes, 512 * GIB),
+    )
+
+
 models = st.lists(
     st.builds(
         model,
@@ -342,7 +346,7 @@ def check(on: MachineFacts, plans: tuple[Plan, ...], wanted: list[ModelSettings]
 
 
 @settings(deadline=None, max_examples=60)
-@given(machines, models, sizes)
+@given(machines(64 * MIB), models, sizes)
 def test_without_overrides_threads_never_exceed_the_cpus(
     on: MachineFacts, wanted: list[ModelSettings], size: int
 ) -> None:
@@ -367,7 +371,7 @@ overrides = st.builds(
 
 
 @settings(deadline=None, max_examples=60)
-@given(machines, models, overrides, overrides, st.booleans())
+@given(machines(4 * GIB), models, overrides, overrides, st.booleans())
 def test_with_any_overrides_cores_stay_disjoint_and_reasons_complete(
     on: MachineFacts, wanted: list[ModelSettings], general: PlanOverrides, named: PlanOverrides, automatic: bool
 ) -> None:
