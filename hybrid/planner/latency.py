@@ -115,10 +115,10 @@ def turning_point(rows: Sequence[int], seconds: Sequence[float]) -> float | None
 
 
 def _law(constants: Floats, cpus: int, instances: Floats, threads: Floats, rows: Floats) -> Floats:
-    """Logarithm of the time."""
-    fixed, per_row, step, slow, bend = np.exp(constants[[0, 1, 4, 5, 6]])
-    parallel = 1.0 / (1.0 + np.exp(-constants[2:4]))
-    spread = [1.0 - share + share / threads for share in parallel]
+    """Logarithm of the time; several rows of constants give a row of times each."""
+    fixed, per_row, step, slow, bend = (np.exp(constants[..., place, None]) for place in (0, 1, 4, 5, 6))
+    parallel = 1.0 / (1.0 + np.exp(-constants[..., 2:4]))
+    spread = [1.0 - share + share / threads for share in (parallel[..., :1], parallel[..., 1:])]
     others = (instances - 1) * threads / max(1, cpus - 1)
     alone = fixed * spread[0] + per_row * rows * spread[1] + step * (fixed + per_row) * np.log2(threads)
     return np.asarray(np.log(alone) + np.log1p(slow * others**bend), dtype=np.float64)
@@ -134,12 +134,12 @@ def _constants(table: Floats, logs: Floats, cpus: int) -> Floats:
 
     def errors(constants: Floats) -> Floats:
         law = _law(constants, cpus, instances, threads, rows)
-        return np.concatenate(((law - logs) / _LAW_ERROR, (constants - prior) / _PRIOR_SPREAD))
+        return np.concatenate(((law - logs) / _LAW_ERROR, (constants - prior) / _PRIOR_SPREAD), axis=-1)
 
     at, damping = np.asarray(prior, dtype=np.float64), 1e-2
-    error = errors(at)
+    error, steps = errors(at), 1e-5 * np.eye(len(prior))
     for _ in range(_TURNS):
-        slope = np.stack([(errors(at + step) - error) / 1e-5 for step in 1e-5 * np.eye(len(at))], axis=1)
+        slope = (errors(at + steps) - error).T / 1e-5
         square = slope.T @ slope
         move = np.linalg.solve(square + damping * np.diag(np.diag(square)), slope.T @ error)
         tried = errors(at - np.clip(move, -2.0, 2.0))

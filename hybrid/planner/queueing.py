@@ -95,18 +95,46 @@ def goodput_rps(
     servers: Sequence[Server], slo_s: float, quantile: float = 0.99, samples: Sequence[int] = (0,)
 ) -> Floats:
     """The largest Poisson rate of each server whose latency at `quantile` is within `slo_s`; 0 where none is."""
+    return goodputs_rps(servers, slo_s, (), quantile, samples)[:, 0]
+
+
+def goodputs_rps(
+    servers: Sequence[Server],
+    slo_s: float,
+    nearby_s: Sequence[float],
+    quantile: float = 0.99,
+    samples: Sequence[int] = (0,),
+) -> Floats:
+    """The same, and less exactly for bounds near `slo_s`, which cost nothing more: (servers, 1 + bounds nearby)."""
     most = np.array([STABLE_SHARE * server.capacity_rps for server in servers])
     rough = np.array([rough_goodput_rps(server, slo_s, quantile) for server in servers])
     # Side by side costs hardly more than one: a few rates around the guess, then a few between the last that holds and
     # the first that does not.
     tried = np.minimum(np.maximum(rough, 0.05 * most)[:, None] * _AROUND, most[:, None])
-    held, failed, _ = _bracket(servers, tried, slo_s, quantile, samples)
+    held, failed, _, coarse = _bracket(servers, tried, slo_s, quantile, samples)
     failed = np.where(np.isnan(failed), most, failed)
     inside = held[:, None] + (failed - held)[:, None] * _BETWEEN
     inside = np.where((held == 0.0)[:, None], failed[:, None] * _BELOW, inside)
-    finer, failed, tails = _bracket(servers, inside, slo_s, quantile, samples, held, failed)
+    finer, failed, share, fine = _bracket(servers, inside, slo_s, quantile, samples, held, failed)
     # Between the two the tail is taken as a straight line.
-    return np.asarray(np.where(finer < most, finer + (failed - finer) * tails, most), dtype=np.float64)
+    exact = np.where(finer < most, finer + (failed - finer) * share, most)
+    rates, tails = np.concatenate((tried, inside), axis=1), np.concatenate((coarse, fine), axis=1)
+    others = [_crossings(servers, rates, tails, bound_s) for bound_s in nearby_s]
+    return np.stack((exact, *others), axis=1)
+
+
+def _crossings(servers: Sequence[Server], rates: Floats, tails: Floats, slo_s: float) -> Floats:
+    """Per server, where its tails first pass the bound; the highest rate where they never do."""
+    order = np.argsort(rates, axis=1, kind="stable")
+    alone = np.array([[float(server.batch_s[0])] for server in servers])  # the tail of a server without load
+    at = np.concatenate((np.zeros_like(alone), np.take_along_axis(rates, order, axis=1)), axis=1)
+    tail = np.concatenate((alone, np.take_along_axis(tails, order, axis=1)), axis=1)
+    lane, bad = np.arange(len(at)), tail > slo_s
+    right = np.where(bad.any(axis=1), bad.argmax(axis=1), at.shape[1] - 1)
+    left = np.maximum(right - 1, 0)
+    rise = np.maximum(tail[lane, right] - tail[lane, left], 1e-12)
+    share = np.clip((slo_s - tail[lane, left]) / rise, 0.0, 1.0)
+    return np.asarray(at[lane, left] + (at[lane, right] - at[lane, left]) * share, dtype=np.float64)
 
 
 def replay(
@@ -116,15 +144,25 @@ def replay(
 
     One sample has `SAMPLE_ROWS` arrivals, of which the first tenth does not count; several side by side are more exact.
     """
-    found = np.empty((3, len(servers)))
+    settled = _settled(servers, rates_rps, samples)
+    settled.sort(axis=1)
+    last = settled.shape[1] - 1
+    return Latencies(settled.mean(axis=1), settled[:, last // 2], settled[:, round(quantile * last)])
+
+
+def _tails(servers: Sequence[Server], rates: Floats, quantile: float, samples: Sequence[int]) -> Floats:
+    """Latency at `quantile` of each server at each of its rates."""
+    settled = _settled([server for server in servers for _ in range(rates.shape[1])], rates.ravel(), samples)
+    place = round(quantile * (settled.shape[1] - 1))
+    settled.partition(place, axis=1)
+    return np.asarray(settled[:, place].reshape(rates.shape), dtype=np.float64)
+
+
+def _settled(servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int]) -> Floats:
+    """Latencies after the warm-up, (servers, arrivals of all samples)."""
     warm = int(_WARM_UP_SHARE * SAMPLE_ROWS)
-    runs = _run([one for one in servers for _ in samples], np.repeat(rates_rps, len(samples)), samples)
-    for n in range(len(servers)):
-        settled = np.concatenate([run[warm:] for run in runs[n * len(samples) : (n + 1) * len(samples)]])
-        settled.sort()
-        last = len(settled) - 1
-        found[:, n] = settled.mean(), settled[last // 2], settled[round(quantile * last)]
-    return Latencies(found[0], found[1], found[2])
+    latencies = _run([one for one in servers for _ in samples], np.repeat(rates_rps, len(samples)), samples)
+    return latencies[:, warm:].reshape(len(servers), -1)
 
 
 def _bracket(
@@ -135,14 +173,13 @@ def _bracket(
     samples: Sequence[int],
     held: Floats | None = None,
     failed: Floats | None = None,
-) -> tuple[Floats, Floats, Floats]:
-    """Per server the largest of the rising `rates` that holds, the next one, and how far in between the bound lies.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Per server the largest of the rising `rates` that holds, the next one, how far in between the bound is; all tails.
 
     `held` and `failed` are known already and stand for what lies outside of `rates`; without them 0 and nan do.
     """
     count, width = rates.shape
-    many = [server for server in servers for _ in range(width)]
-    tails = replay(many, rates.ravel(), quantile, samples).tail_s.reshape(count, width)
+    tails = _tails(servers, rates, quantile, samples)
     first_bad = np.where((tails > slo_s).any(axis=1), (tails > slo_s).argmax(axis=1), width)
     lane = np.arange(count)
     low = np.zeros(count) if held is None else held
@@ -152,79 +189,95 @@ def _bracket(
     good_s, bad_s = tails[lane, np.maximum(first_bad - 1, 0)], tails[lane, np.minimum(first_bad, width - 1)]
     known = (first_bad > 0) & (first_bad < width)
     share = np.where(known, (slo_s - good_s) / np.where(known, bad_s - good_s, 1.0), 0.0)
-    return below, above, np.clip(share, 0.0, 1.0)
+    return below, above, np.clip(share, 0.0, 1.0), tails
 
 
-def _run(servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int]) -> list[Floats]:
-    """Latency of each arrival of a sample, per server; the samples go round among the servers."""
-    lanes = _Lanes(servers, rates_rps, samples)
-    parts: list[list[Floats]] = [[] for _ in servers]
-    alive: Ints = np.arange(len(servers))
+def _run(servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int]) -> Floats:
+    """Latency of each arrival of a sample, (servers, arrivals); the samples go round among the servers."""
+    arrivals = np.stack([_unit_arrivals(one)[:-1] for one in samples])[np.arange(len(servers)) % len(samples)]
+    ends = np.empty_like(arrivals)
+    batching = np.array([len(server.batch_s) > 1 for server in servers])
+    for lane in np.flatnonzero(~batching).tolist():
+        ends[lane] = _one_by_one(arrivals[lane], servers[lane], rates_rps[lane])
+    alive: Ints = np.flatnonzero(batching)
+    lanes = _Lanes([servers[n] for n in alive.tolist()], rates_rps[alive], samples, alive % len(samples))
     while len(alive):
-        sizes, ends = lanes.advance(_TURNS)
-        for column, lane in enumerate(alive):
-            parts[lane].append(np.repeat(ends[:, column], sizes[:, column]))
+        before = lanes.taken
+        sizes, finished = lanes.advance(_TURNS)
+        counts = lanes.taken - before
+        # Lane after lane, each arrival gets the end of its batch.
+        places = np.repeat(alive * SAMPLE_ROWS + before - (np.cumsum(counts) - counts), counts)
+        ends.reshape(-1)[places + np.arange(len(places))] = np.repeat(finished.T.ravel(), sizes.T.ravel())
         # Small batches need the most turns; whoever took larger ones is done earlier and costs no more time.
-        kept = lanes.left > 0
+        kept = lanes.taken < SAMPLE_ROWS
         alive = alive[kept]
         lanes.keep(kept)
-    times = [_unit_arrivals(sample)[:-1] for sample in samples]
-    return [np.concatenate(part) - times[n % len(times)] / rates_rps[n] for n, part in enumerate(parts)]
+    return np.asarray((ends - arrivals) / rates_rps[:, None], dtype=np.float64)
+
+
+def _one_by_one(arrivals: Floats, server: Server, rate_rps: float) -> Floats:
+    """Ends of batches of one row, in gaps between arrivals; whoever answers is free for the row `instances` later."""
+    count, batch = server.instances, float(server.batch_s[0]) * rate_rps
+    rounds = -(-len(arrivals) // count)
+    padded = np.full(rounds * count, np.inf)
+    padded[: len(arrivals)] = arrivals
+    earlier = batch * np.arange(rounds)[:, None]
+    starts = np.maximum.accumulate(padded.reshape(rounds, count) - earlier, axis=0) + earlier
+    return np.asarray(starts.ravel()[: len(arrivals)] + batch, dtype=np.float64)
 
 
 class _Lanes:
-    """Servers that take in arrivals side by side, each at its own rate; one turn starts one batch on each."""
+    """Servers that take in arrivals side by side, each at its own rate; one turn starts one batch on each.
 
-    def __init__(self, servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int]) -> None:
+    A lane measures time in mean gaps between its arrivals, so that all share the same arrivals.
+    """
+
+    def __init__(self, servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int], sample: Ints) -> None:
         # All samples stand in one rising row, far apart, so that one look-up serves lanes of different samples.
         self._arrivals = np.concatenate([_unit_arrivals(one) + place * _APART for place, one in enumerate(samples)])
-        place = np.arange(len(servers)) % len(samples)
-        self._shift = place * _APART
-        self.head: Ints = place * (SAMPLE_ROWS + 1)
-        self._end: Ints = self.head + SAMPLE_ROWS
-        self._rates = rates_rps
-        self._caps = np.array([len(server.batch_s) for server in servers])
-        self._waits = np.array([server.max_wait_s for server in servers])
-        self._curves = np.zeros((len(servers), self._caps.max() + 1))
-        self._free_s = np.full((len(servers), max(server.instances for server in servers)), np.inf)
+        self._shift = sample * _APART
+        self._head: Ints = sample * (SAMPLE_ROWS + 1)
+        self._end: Ints = self._head + SAMPLE_ROWS
+        self._caps = np.array([len(server.batch_s) for server in servers], dtype=np.int64)
+        self._waits = np.array([server.max_wait_s for server in servers]) * rates_rps
+        self._curves = np.zeros((len(servers), self._caps.max(initial=0) + 1))
+        self._free = np.full((len(servers), max((server.instances for server in servers), default=1)), np.inf)
         for n, server in enumerate(servers):
-            self._curves[n, 1 : self._caps[n] + 1] = server.batch_s
-            self._free_s[n, : server.instances] = 0.0
+            self._curves[n, 1 : self._caps[n] + 1] = server.batch_s * rates_rps[n]
+            self._free[n, : server.instances] = self._shift[n]
 
     def advance(self, turns: int) -> tuple[Ints, Floats]:
         """Return sizes and ends of batches, (turns, lanes) each; a lane without arrivals left has batches of 0 rows."""
-        sizes = np.empty((turns, len(self.head)), dtype=np.int64)
-        ends = np.empty((turns, len(self.head)))
-        lanes = np.arange(len(self.head))
-        arrivals, rates, caps, free_s, head = self._arrivals, self._rates, self._caps, self._free_s, self.head
-        waiting, single = bool(self._waits.any()), free_s.shape[1] == 1
+        count = len(self._head)
+        sizes, ends = np.empty((turns, count), dtype=np.int64), np.empty((turns, count))
+        arrivals, caps, head, end = self._arrivals, self._caps, self._head, self._end
+        free, curves = self._free.reshape(-1), self._curves.reshape(-1)
+        free_row, curve_row = np.arange(count) * self._free.shape[1], np.arange(count) * self._curves.shape[1]
+        waiting, single = bool(self._waits.any()), self._free.shape[1] == 1
         for turn in range(turns):
-            oldest_s = (arrivals[head] - self._shift) / rates
-            worker = 0 if single else free_s.argmin(axis=1)
-            start_s = np.maximum(free_s[lanes, worker], oldest_s)
+            oldest = arrivals[head]
+            worker = free_row if single else free_row + self._free.argmin(axis=1)
+            start = np.maximum(free[worker], oldest)
             if waiting:
-                full_s = (arrivals[np.minimum(head + caps - 1, self._end)] - self._shift) / rates
-                start_s = np.maximum(start_s, np.minimum(full_s, oldest_s + self._waits))
-            there = arrivals.searchsorted(start_s * rates + self._shift, side="right")
-            taken = np.maximum(there - head, 1)  # 1: rounding must not lose the oldest
-            taken = np.minimum(np.minimum(taken, caps), self._end - head)
-            end_s = start_s + self._curves[lanes, taken]
-            free_s[lanes, worker] = ends[turn] = end_s
-            sizes[turn] = taken
+                full = arrivals[np.minimum(head + caps - 1, end)]
+                start = np.maximum(start, np.minimum(full, oldest + self._waits))
+            taken = np.minimum(arrivals.searchsorted(start, side="right") - head, caps)
+            sizes[turn] = taken = np.minimum(taken, end - head)
+            free[worker] = ends[turn] = start + curves[curve_row + taken]
             head = head + taken
-        self.head = head
-        return sizes, ends
+        self._head = head
+        return sizes, ends - self._shift
 
     @property
-    def left(self) -> Ints:
-        """Arrivals that have not been taken yet, per lane."""
-        return self._end - self.head
+    def taken(self) -> Ints:
+        """Arrivals that have been taken, per lane."""
+        return self._head - self._end + SAMPLE_ROWS
 
     def keep(self, which: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Go on with these lanes only."""
-        self.head, self._end, self._shift = self.head[which], self._end[which], self._shift[which]
-        self._rates, self._caps = self._rates[which], self._caps[which]
-        self._waits, self._curves, self._free_s = self._waits[which], self._curves[which], self._free_s[which]
+        self._head, self._end, self._shift = self._head[which], self._end[which], self._shift[which]
+        self._caps, self._waits = self._caps[which], self._waits[which]
+        self._curves, self._free = self._curves[which], self._free[which]
 
 
 @cache
