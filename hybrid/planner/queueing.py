@@ -174,7 +174,7 @@ def _bracket(
     held: Floats | None = None,
     failed: Floats | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Per server the largest of the rising `rates` that holds, the next one, how far in between the bound is; all tails.
+    """Per server the largest of the rising `rates` that holds, the next one, how far between the bound is, tails.
 
     `held` and `failed` are known already and stand for what lies outside of `rates`; without them 0 and nan do.
     """
