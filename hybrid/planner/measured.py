@@ -75,9 +75,14 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
         where = f"The model's settings ask for `{choice.setting.device}`"
     took = f" in {profile.took_s:.0f} s" if profile.took_s >= 1 else ""
     length = f" at a length of {profile.length}" if profile.length else ""
-    return (
-        f"{where}. {choice.measured} batch times were taken{took}{length} for {choice.space} settings; {_aim(choice)}."
-    )
+    times = f"{choice.measured} batch times were taken{took}{length} for {choice.space} settings"
+    return f"{where}. {times}{_crowd(profile)}; {_aim(choice)}."
+
+
+def _crowd(profile: ModelProfile) -> str:
+    """What a reader must know of times that others had their part in."""
+    share = profile.crowded_share
+    return f", while other processes had {share:.0%} of the CPU time that was asked for" if share else ""
 
 
 def _aim(choice: Choice) -> str:

@@ -5,9 +5,13 @@ device. Nothing here measures.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from statistics import fmean
+from typing import Final, Protocol
 
 from msgspec import Struct
+
+#: Threads that wake each other wait a few percent of the time, whoever else is there.
+_CROWDED: Final = 0.10
 
 
 class Setting(Struct, frozen=True, order=True):
@@ -35,7 +39,8 @@ class Timing(Struct, frozen=True):
     """The answer: median time of one batch of one instance, in seconds.
 
     `spread` is (p90 - p10) / median over `runs` batches of all instances. `failure` says why there is no time, as when
-    memory does not suffice; `seconds` is infinite then.
+    memory does not suffice; `seconds` is infinite then. `waited` is the share of the time in which threads waited for
+    CPUs that other processes used.
     """
 
     probe: Probe
@@ -43,6 +48,7 @@ class Timing(Struct, frozen=True):
     spread: float = 0.0
     runs: int = 1
     failure: str = ""
+    waited: float = 0.0
 
     @property
     def rows_per_s(self) -> float:
@@ -103,6 +109,13 @@ class ModelProfile(Struct, frozen=True):
     engines: tuple[EngineProfile, ...] = ()
     took_s: float = 0.0
     measured_at: str = ""
+
+    @property
+    def crowded_share(self) -> float:
+        """Mean share of the time in which others used the CPUs; 0 while it is too little to doubt the times."""
+        shares = [timing.waited for engine in self.engines for timing in engine.timings if not timing.failure]
+        share = fmean(shares) if shares else 0.0
+        return share if share >= _CROWDED else 0.0
 
 
 class CoreRate(Struct, frozen=True):

@@ -17,7 +17,7 @@ from hybrid.planner.shares import Key, cpu_budget, key_of
 from hybrid.planner.space import SearchQuestion
 from hybrid.planner.types import Objective
 from hybrid.probing.cache import Cache, default_folder
-from hybrid.probing.session import Session
+from hybrid.probing.session import Answer, Session
 
 _SHOWN_S: Final = 0.5
 
@@ -86,13 +86,18 @@ class Measuring:
             if session.failure:
                 self._say(f"warning: {model.name} was not measured: {session.failure}")
             return None
-        self._tell(model, answer.took_s, answer.notes, answer.complete)
+        self._tell(model, answer)
         return answer.profile
 
-    def _tell(self, model: ModelSettings, took_s: float, notes: Mapping[str, str], complete: bool) -> None:
-        if took_s < _SHOWN_S:
-            return
-        rest = "" if complete else "; the time was over before everything was, a larger planner.probe_budget_s goes on"
-        self._say(f"measured {model.name} in {took_s:.0f} s, kept for later starts{rest}")
-        for engine, note in notes.items():
-            self._say(f"measured {model.name}: {engine} {note}")
+    def _tell(self, model: ModelSettings, answer: Answer) -> None:
+        if answer.took_s >= _SHOWN_S:
+            over = "; the time was over before everything was, a larger planner.probe_budget_s goes on"
+            rest = "" if answer.complete else over
+            self._say(f"measured {model.name} in {answer.took_s:.0f} s, kept for later starts{rest}")
+            for engine, note in answer.notes.items():
+                self._say(f"measured {model.name}: {engine} {note}")
+        if share := answer.profile.crowded_share:
+            self._say(
+                f"warning: {model.name} was measured while other processes had {share:.0%} of the CPU time that was "
+                "asked for; it is measured again at the first start that finds the CPUs free"
+            )

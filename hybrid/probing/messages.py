@@ -77,10 +77,14 @@ class Warmed(Struct, frozen=True, tag="warmed"):
 
 
 class Timed(Struct, frozen=True, tag="timed"):
-    """Begin and end of each batch on the monotonic clock; of each `group` of batches where they are very short."""
+    """Begin and end of each batch on the monotonic clock; of each `group` of batches where they are very short.
+
+    `waited_s` is how long its threads together waited for a CPU meanwhile.
+    """
 
     batches: tuple[tuple[float, float], ...]
     group: int = 1
+    waited_s: float = 0.0
 
 
 class Peaked(Struct, frozen=True, tag="peaked"):

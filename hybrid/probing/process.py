@@ -12,7 +12,7 @@ from hybrid.engines.pipeline import Pipeline
 from hybrid.engines.registry import load_engine
 from hybrid.errors import HybridError
 from hybrid.messages import FailureKind
-from hybrid.probing import messages
+from hybrid.probing import crowding, messages
 from hybrid.probing.feed import Feed
 from hybrid.workers import child, wire
 
@@ -82,6 +82,7 @@ class ProbeProcess:
         group = self._group(inputs, rows)
         batches: list[tuple[float, float]] = []
         time.sleep(max(0.0, command.begin_at - time.monotonic()))
+        waited_s = crowding.waited_s()
         began = time.monotonic()
         while began < command.end_at:
             for _ in range(group):
@@ -93,7 +94,7 @@ class ProbeProcess:
                 batches = [(one[0], two[1]) for one, two in zip(batches[::2], batches[1::2], strict=True)]
                 group *= 2
                 began = time.monotonic()
-        return messages.Timed(tuple(batches), group)
+        return messages.Timed(tuple(batches), group, crowding.waited_s() - waited_s)
 
     def _group(self, inputs: Arrays, rows: int) -> int:
         """How many batches take long enough to be timed together; 1 where one does."""

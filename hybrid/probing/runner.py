@@ -108,8 +108,8 @@ class ProcessMeasurer:
             command = Time(probe.rows, begin, begin + run_s)
             answers = crew.ask(command, Timed, run_s + 10 * warm_s + _GRACE_S)
             if all(answer.batches for answer in answers):  # else one got no CPU until all was over
-                found = summarise(answers)
-                return Timing(probe, found.seconds, round(found.spread, 4), found.runs)
+                found = summarise(answers, probe.threads)
+                return Timing(probe, found.seconds, round(found.spread, 4), found.runs, waited=round(found.waited, 4))
         raise ProbeFailed("a process did not get to run a batch in time", late=True)
 
 

@@ -2,6 +2,9 @@
 
 Owns the order: what each engine is like first, then the times that the search asks for, within a budget. Must never
 decide what is a good setting: that is for `planner.search`.
+
+Times that were taken while others used the CPUs count, for that may be how this machine is. They are taken again at the
+first start that finds it calm.
 """
 
 import time
@@ -23,6 +26,7 @@ from hybrid.probing import simulated
 from hybrid.probing.budget import Budget
 from hybrid.probing.cache import Cache, Record
 from hybrid.probing.crew import ProbeFailed
+from hybrid.probing.crowding import is_calm
 from hybrid.probing.facts import FactsProbe
 from hybrid.probing.feed import USUAL_LENGTH
 from hybrid.probing.findings import OUT_OF_TIME, Findings
@@ -94,6 +98,8 @@ class Session:
         question = _question(asking(engines), wanted)
         known = bool(engines) and question in record.questions
         tried = record.unfinished.get(question, 0.0) >= self._budget_s
+        if (known or tried) and self._may_measure and record.profile.crowded_share and is_calm(self._machine):
+            engines, known, tried = tuple(replace(engine, timings=()) for engine in engines), False, False
         if not (known or tried) and self._may_measure:
             return self._measure(asking, record, engines, wanted)
         if _any_time(engines):

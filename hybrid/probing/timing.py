@@ -10,15 +10,19 @@ from hybrid.probing.messages import Timed
 
 
 class Summary(Struct, frozen=True):
-    """Median seconds of one batch, (p90 - p10) / median, and over how many batches or groups of batches."""
+    """Median seconds of one batch, (p90 - p10) / median, and over how many batches or groups of batches.
+
+    `waited` is the share of the time in which the threads waited for a CPU that somebody else used.
+    """
 
     seconds: float
     spread: float
     runs: int
+    waited: float = 0.0
 
 
-def summarise(members: Sequence[Timed]) -> Summary:
-    """Return the time of a batch while all members ran.
+def summarise(members: Sequence[Timed], threads: int = 1) -> Summary:
+    """Return the time of a batch while all members ran, each with so many threads.
 
     Only batches that lie wholly in the common part count: the first one of an early starter and the last one of
     whoever ends late had less company. Where batches are so long that none does, all of them count.
@@ -41,4 +45,7 @@ def summarise(members: Sequence[Timed]) -> Summary:
     chosen = common or everything
     middle = statistics.median(chosen)
     low, high = np.quantile(chosen, (0.1, 0.9))
-    return Summary(middle, float(high - low) / middle if middle else 0.0, len(chosen))
+    spread = float(high - low) / middle if middle else 0.0
+    ran_s = sum(member.batches[-1][1] - member.batches[0][0] for member in members) * threads
+    waited = sum(member.waited_s for member in members) / ran_s if ran_s else 0.0
+    return Summary(middle, spread, len(chosen), min(1.0, max(0.0, waited)))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from onnx_models import graphs
 
+from bench.small_models import maps_onnx
 from hybrid.config import ModelSettings, SimulatedSettings
 from hybrid.engines.base import EngineSettings
 from hybrid.planner.machine import read_machine
@@ -200,6 +202,28 @@ def test_the_measurer_keeps_processes_between_questions_of_one_setting():
     assert [timing.seconds for timing in timings] == pytest.approx([0.003, 0.006, 0.003, 0.006], rel=0.5)
     assert again[0].seconds == pytest.approx(0.004, rel=0.5)
     assert not psutil.Process().children()
+
+
+def test_times_that_were_taken_beside_others_say_so(tmp_path):
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count what a process waits for a CPU")
+    maps_onnx(tmp_path / "maps.onnx", 16, 64)
+    model = ModelSettings(name="maps", file=str(tmp_path / "maps.onnx"))
+    (core,) = cores_for(model, MACHINE, 1, 1)
+    busy = "import os, sys\nos.sched_setaffinity(0, map(int, sys.argv[1:]))\nprint(flush=True)\nwhile True: pass"
+    cpus = core or MACHINE.cpu.cpus
+    command = [sys.executable, "-c", busy, *map(str, cpus)]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2 * len(cpus))]
+    try:
+        assert all(other.stdout.readline() for other in others)
+        with ProcessMeasurer(model, MACHINE, 8, Budget(30.0)) as measurer:
+            (timing,) = measurer.time([Probe("onnxruntime", 1, 1, 1)])
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+    assert timing.failure == ""
+    assert 0.2 < timing.waited <= 1.0  # two thirds where the kernel is fair
 
 
 def test_what_fails_does_not_keep_others_from_being_measured():

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hybrid.config import BatchingSettings, ModelSettings, SimulatedSettings, WorkerSettings
 from hybrid.facts import CpuBudget, MachineFacts
@@ -40,6 +41,15 @@ def plan(*engines: EngineProfile, on: MachineFacts | None = None, flags: Any = N
     measured = {("m", "1"): ModelProfile("m", "", "", 32, engines or (profile(),), took_s=9.0)}
     (made,) = first_plan(on or machine(), [model], None, flags, measured=measured)
     return made
+
+
+def test_times_that_were_taken_in_a_crowd_are_said_to_be() -> None:
+    crowded = profile()
+    crowded = replace(crowded, timings=tuple(replace(one, waited=0.42) for one in crowded.timings))
+    assert (
+        "settings, while other processes had 42% of the CPU time that was asked for;" in plan(crowded).reasons["device"]
+    )
+    assert "other processes" not in plan().reasons["device"]
 
 
 def test_the_times_decide_between_workers_and_threads() -> None:

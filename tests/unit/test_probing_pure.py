@@ -4,12 +4,14 @@ import math
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from hybrid.config import SimulatedSettings
 from hybrid.planner.measures import MemoryPoint, Probe
 from hybrid.probing.agreement import disagreement
 from hybrid.probing.budget import Budget
 from hybrid.probing.climbing import is_roomy, line_of, next_rows, rows_within, without
+from hybrid.probing.crowding import waited_s
 from hybrid.probing.messages import Timed
 from hybrid.probing.simulated import SimulatedMeasurer, engine_profile
 from hybrid.probing.timing import summarise
@@ -49,6 +51,20 @@ def test_spread_is_relative_to_the_median():
 def test_a_process_that_ran_nothing_is_an_error():
     with pytest.raises(ValueError, match="no batch"):
         summarise([batches(0.0, 1.0), Timed(())])
+
+
+def test_the_share_of_waiting_is_that_of_all_threads_of_all_processes():
+    members = [replace(batches(0.0, 1.0, 2.0), waited_s=waited_s) for waited_s in (0.5, 1.5)]
+    assert summarise(members).waited == pytest.approx(0.5)
+    assert summarise(members, threads=2).waited == pytest.approx(0.25)
+
+
+def test_waiting_is_what_the_kernel_counts_for_each_thread(tmp_path):
+    for thread, text in (("1", "100 2000000000 5\n"), ("2", "100 500000000 5\n"), ("3", "ended")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(text)
+    assert waited_s(tmp_path) == pytest.approx(2.5)
+    assert waited_s(tmp_path / "no such folder") == 0.0
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,10 @@ MODEL = ModelSettings(name="m", file="m.onnx")
 
 
 class World:
-    """Engines that answer at once, or take `load_s`, or fail with `errors`; each time that is taken costs `probe_s`."""
+    """Engines that answer at once, or take `load_s`, or fail with `errors`; each time that is taken costs `probe_s`.
+
+    A share `waited` of it goes to other processes; `calm` says whether the CPUs are free when somebody looks.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Any) -> None:
         self.now = 0.0
@@ -32,6 +35,8 @@ class World:
         self.samples: dict[str, float] = {}
         self.versions = {"onnxruntime": "1", "openvino": "1"}
         self.probe_s = 0.1
+        self.waited = 0.0
+        self.calm = True
         self.looked_at: list[str] = []
         self.timed: list[str] = []
         self.usable_bytes = 0.0
@@ -39,12 +44,20 @@ class World:
         monkeypatch.setattr(sessions, "Budget", lambda total: Budget(total, lambda: self.now))
         monkeypatch.setattr(sessions, "FactsProbe", self._facts)
         monkeypatch.setattr(sessions, "ProcessMeasurer", self._measurer)
+        monkeypatch.setattr(sessions, "is_calm", lambda machine: self.calm)
         monkeypatch.setattr(sessions, "engine_version", lambda name: self.versions.get(name, ""))
 
-    def ask(self, budget_s: float = 20.0, *, model: ModelSettings = MODEL, machine: MachineFacts = MACHINE) -> Any:
+    def ask(
+        self,
+        budget_s: float = 20.0,
+        *,
+        model: ModelSettings = MODEL,
+        machine: MachineFacts = MACHINE,
+        may_measure: bool = True,
+    ) -> Any:
         """One start: returns the answer and why there is none."""
         self.looked_at, self.timed = [], []
-        one = Session(model, machine, self.cache, budget_s)
+        one = Session(model, machine, self.cache, budget_s, may_measure=may_measure)
 
         def asking(engines):
             return question_for(model, ModelProfile("m", "", "", 0, engines), 2, machine.memory_limit_bytes)
@@ -88,7 +101,7 @@ class World:
                 world.now += world.probe_s
                 world.timed.append(probe.engine)
                 seconds = (0.002 + 0.001 * probe.rows) * (1.0 if probe.engine == "onnxruntime" else 1.5)
-                return Timing(probe, seconds / min(probe.threads, 2) ** 0.8)
+                return Timing(probe, seconds / min(probe.threads, 2) ** 0.8, waited=world.waited)
 
         return Measurer()
 
@@ -198,3 +211,35 @@ def test_memory_of_the_models_own_device_is_what_may_be_filled(world):
         world.ask(model=model, machine=replace(MACHINE, gpus=gpus))
         found[device] = world.usable_bytes / GIB
     assert found == {"cuda": 68.0, "cuda:1": 20.4, "gpu.0": 3.4, "cuda:7": pytest.approx(0.85 * (1 << 30))}
+
+
+def test_times_that_were_taken_in_a_crowd_are_taken_again_once_it_has_gone(world):
+    world.waited = 0.4
+    crowded, _ = world.ask()
+    assert crowded.profile.crowded_share == pytest.approx(0.4)
+    world.calm = False
+    still, _ = world.ask()
+    assert (world.looked_at, world.timed, still.profile.crowded_share) == ([], [], pytest.approx(0.4))
+    world.waited, world.calm = 0.03, True
+    again, _ = world.ask()
+    assert world.looked_at == []  # what the engines are like has not changed
+    assert set(world.timed) == {"onnxruntime", "openvino"}
+    assert again.profile.crowded_share == 0
+    assert all(timing.waited == 0.03 for engine in again.profile.engines for timing in engine.timings)
+    assert world.ask()[0].profile == again.profile
+    assert world.timed == []
+
+
+def test_a_crowd_that_took_all_the_time_is_no_reason_to_leave_it_at_that(world):
+    world.waited, world.probe_s = 0.9, 6.0
+    assert not world.ask()[0].complete
+    world.waited, world.probe_s = 0.0, 0.1
+    assert world.ask()[0].complete
+
+
+def test_who_may_not_measure_takes_what_is_known_of_a_crowd(world):
+    world.waited = 0.4
+    world.ask()
+    world.waited = 0.0
+    known, _ = world.ask(may_measure=False)
+    assert (world.timed, known.profile.crowded_share) == ([], pytest.approx(0.4))
