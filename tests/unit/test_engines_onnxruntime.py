@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_graphs as graphs
+import onnxruntime as ort
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
@@ -93,6 +94,30 @@ def test_every_ort_exception_is_mapped_by_name() -> None:
     assert failure(ort_state.RuntimeException("std::bad_alloc")).kind is FailureKind.MEMORY
     assert failure(MemoryError()).kind is FailureKind.MEMORY
     assert failure(KeyError("never seen")).kind is FailureKind.ENGINE
+
+
+@pytest.mark.parametrize(("shape", "shared"), [(("n", 4), "1"), (("n", "length"), None)])
+def test_the_arena_that_sessions_share_is_for_rows_of_one_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[str | int, ...], shared: str | None
+) -> None:
+    used: list[dict[str, str]] = []
+
+    class Options(ort.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            used.append({})
+
+        def add_session_config_entry(self, key: str, value: str) -> None:
+            used[-1][key] = value
+            super().add_session_config_entry(key, value)
+
+    monkeypatch.setattr(ort, "SessionOptions", Options)
+    for _ in range(2):  # the second session finds the arena set up
+        engine = loaded(graphs.identity(tmp_path / "m.onnx", shape=shape))
+        assert used[-1].get("session.use_env_allocators") == shared
+        for rows in (8, 3, 8):
+            x = np.ones((rows, 4), np.float32)
+            np.testing.assert_array_equal(engine.run({"x": x}, rows)["y"], x)
 
 
 def test_bad_data_is_the_inputs_fault(tmp_path: Path) -> None:
