@@ -98,12 +98,11 @@ def _aim(choice: Choice) -> str:
 
 
 def _engine_reason(choice: Choice) -> str:
-    own = _engine(choice.setting.engine)
+    own, timed = _engine(choice.setting.engine), choice.known.by_engine
     others = {one.setting.engine: one for one in reversed(choice.alternatives)}
     others.pop(choice.setting.engine, None)
     if not others:
-        count = len(choice.known.question.engines)
-        return f"{own} is the one engine that was measured." if count == 1 else f"{own} was the fastest by far."
+        return f"{own} is the one engine that was measured." if len(timed) == 1 else f"{own} was the fastest by far."
     best = max(others.values(), key=lambda one: one.rps)
     other = _engine(best.setting.engine)
     return f"{own}: {_times(choice.rated, best)} what {other} carries ({_rates(choice.rated, best)})."

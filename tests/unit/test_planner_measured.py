@@ -52,6 +52,13 @@ def test_times_that_were_taken_in_a_crowd_are_said_to_be() -> None:
     assert "other processes" not in plan().reasons["device"]
 
 
+def test_an_engine_without_times_was_not_beaten() -> None:
+    untimed = EngineProfile("openvino", "1")
+    assert plan(profile(), untimed).reasons["engine"] == "ONNX Runtime is the one engine that was measured."
+    slow = profile(scale=50.0, engine="openvino")
+    assert plan(profile(), slow).reasons["engine"] == "ONNX Runtime was the fastest by far."
+
+
 def test_the_times_decide_between_workers_and_threads() -> None:
     assert (plan().instances, plan().threads_per_instance) == (2, 1)
     threads = plan(profile(parallel))
