@@ -56,7 +56,7 @@ def test_an_engine_without_times_was_not_beaten() -> None:
     untimed = EngineProfile("openvino", "1")
     assert plan(profile(), untimed).reasons["engine"] == "ONNX Runtime is the one engine that was measured."
     slow = profile(scale=50.0, engine="openvino")
-    assert plan(profile(), slow).reasons["engine"] == "ONNX Runtime was the fastest by far."
+    assert plan(profile(), slow).reasons["engine"].startswith("ONNX Runtime: ")
 
 
 def test_the_times_decide_between_workers_and_threads() -> None:
