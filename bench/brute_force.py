@@ -2,8 +2,9 @@
 
 `python -m bench.brute_force MODEL --slo-ms N --rows FILE` measures what FILE does not have yet: first everything in
 random order with short windows, then the best third again with long ones, so that a sweep that is cut short is still a
-whole one. `--through COMMAND` runs each configuration under a command, such as one that waits until the machine is
-free. `python -m bench.brute_force MODEL --summary NAME --rows FILE` writes bench/results/NAME.json.
+whole one; `--waits 0` leaves out the half of the grid that waits for more rows. `--through COMMAND` runs each
+configuration under a command, such as one that waits until the machine is free. `python -m bench.brute_force MODEL
+--summary NAME --rows FILE` writes bench/results/NAME.json.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from hybrid.planner.measures import Setting
 _ENGINES: Final = ("onnxruntime", "openvino")
 _PARALLEL: Final = ((1, 1), (2, 1), (1, 2))
 _BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_WAITS_MS: Final = (0.0, 5.0)
+_WAITS_MS: Final = "0,5"
 _PASSES: Final = (Windows(1.5, 200, 4.0, 4), Windows(5.0, 600, 8.0, 6))
 _PAUSE_S: Final = 8.0  # others who share the machine get their turn
 _BUSY_S: Final = 5.0
@@ -64,12 +65,12 @@ class Job(Struct, frozen=True):
     settings: tuple[Setting, ...]
 
 
-def grid() -> tuple[Setting, ...]:
+def grid(waits_ms: Sequence[float]) -> tuple[Setting, ...]:
     """Every configuration of a machine with two usable cores that is worth a look."""
     return tuple(
         Setting(engine, instances, threads, max_batch, wait_ms)
         for engine, (instances, threads), max_batch, wait_ms in itertools.product(
-            _ENGINES, _PARALLEL, _BATCHES, _WAITS_MS
+            _ENGINES, _PARALLEL, _BATCHES, waits_ms
         )
     )
 
@@ -114,7 +115,7 @@ def careful_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
 def best_third(rows: Sequence[Row]) -> list[Setting]:
     """The settings that the first pass found best."""
     first = careful_rows([row for row in rows if row.number == 0])
-    return [row.setting for row in sorted(first, key=lambda row: -row.found.rate_rps)[: len(grid()) // 3]]
+    return [row.setting for row in sorted(first, key=lambda row: -row.found.rate_rps)[: len(first) // 3]]
 
 
 def main() -> None:
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--through", default="")
     parser.add_argument("--passes", type=int, default=len(_PASSES))
+    parser.add_argument("--waits", default=_WAITS_MS, metavar="MS,MS", help="waits of the grid, in milliseconds")
     parser.add_argument("--together", type=int, default=1, help="configurations that one COMMAND measures")
     parser.add_argument("--these", metavar="JSON", help="measure these configurations and append them to the rows")
     parser.add_argument("--summary", metavar="NAME")
@@ -150,7 +152,6 @@ def summarise(name: str, model: str, slo_ms: float, rows: Sequence[Row], note: s
         "model": model,
         "slo_p99_ms": slo_ms,
         "note": note,
-        "grid": len(grid()),
         "configurations": len(careful),
         "disturbed": sum(not row.undisturbed for row in careful),
         "measured_twice": len(twice),
@@ -184,7 +185,8 @@ def run_job(model: str, slo_ms: float, rows: Path, through: str, job: Job) -> No
         time.sleep(_BUSY_S)
     if code:
         print(f"{job}: ended with {code}", file=sys.stderr, flush=True)
-    time.sleep(_PAUSE_S)
+    if through:
+        time.sleep(_PAUSE_S)
 
 
 def _line(row: Row) -> dict[str, Any]:
@@ -209,8 +211,8 @@ def _twice(rows: Sequence[Row]) -> list[float]:
     return [rate / first[setting] for setting, rate in second.items() if first.get(setting)]
 
 
-def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
-    wanted = list(grid()) if number == 0 else best_third(rows)
+def _todo(rows: Sequence[Row], number: int, waits_ms: Sequence[float]) -> Iterator[Setting]:
+    wanted = list(grid(waits_ms)) if number == 0 else best_third(rows)
     done = {row.setting for row in rows if row.number == number and row.undisturbed}
     random.Random(number).shuffle(wanted)
     tried = {row.setting for row in rows if row.number == number}
@@ -220,8 +222,9 @@ def _todo(rows: Sequence[Row], number: int) -> Iterator[Setting]:
 
 
 def _sweep(arguments: argparse.Namespace, number: int) -> None:
+    waits_ms = [float(wait) for wait in arguments.waits.split(",")]
     for _ in range(_TRIES):
-        todo = _todo(read_rows(arguments.rows), number)
+        todo = _todo(read_rows(arguments.rows), number, waits_ms)
         while these := list(itertools.islice(todo, arguments.together)):
             job = Job(number, _PASSES[number], tuple(these))
             run_job(arguments.model, arguments.slo_ms, arguments.rows, arguments.through, job)
