@@ -4,7 +4,7 @@
 
 A trial draws a model and a limit, and has the planner's probe find the largest batch by measuring under that limit. The
 batch is then run in a fresh process, with batches of random sizes behind it as a server has them, and the true maximum
-is found by halving. Whatever goes above the limit at any time, the probe's own processes together included, counts as
+is found by trying more and fewer rows. Whatever goes above the limit at any time, the probe's own processes together included, counts as
 killed: a control group would kill it. The limit counts touched pages, as a control group does, and is watched from
 outside: RLIMIT_DATA counts address space, of which engines reserve a tenth to a quarter more than they ever touch.
 Simulated devices refuse by their own memory model.
@@ -121,7 +121,7 @@ def run_trial(seed: int, folder: Path, machine: MachineFacts) -> Trial:
     with watch.on():
         chosen, base, per_row = _choose(model, machine, engine, limit)
         died = _fails(model, machine, engine, chosen, [rng.randrange(1, chosen + 1) for _ in range(_LATER)])
-    true_max = _largest(lambda rows: _peak_of(model, machine, engine, rows) <= limit, chosen)
+    true_max = _largest(lambda rows: _peak_of(model, machine, engine, rows) <= limit, (limit - base) // per_row)
     killed = max(len(watch.killed), int(died))
     return Trial(seed, engine, limit, base, per_row, chosen, true_max, killed, time.monotonic() - began)
 
@@ -137,7 +137,7 @@ def _simulated(seed: int, rng: random.Random, machine: MachineFacts, began: floa
     model = ModelSettings(name="device", engine="simulated", simulated=device)
     chosen, base, per_row = _choose(model, machine, "simulated", total)
     died = _fails(model, machine, "simulated", chosen)
-    true_max = _largest(lambda rows: not _fails(model, machine, "simulated", rows), chosen)
+    true_max = _largest(lambda rows: not _fails(model, machine, "simulated", rows), (total - base) // per_row)
     return Trial(seed, "simulated", total, base, per_row, chosen, true_max, int(died), time.monotonic() - began)
 
 
@@ -169,12 +169,17 @@ def _fails(model: ModelSettings, machine: MachineFacts, engine: str, rows: int, 
 
 
 def _largest(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest number that fits, near a guess; 0 when none does."""
-    low, high = guess, max(guess + 2, round(guess * 1.4))
-    if not fits(low):
-        low, high = 0, low
-    while fits(high) and high < 2 * _MOST_ROWS:
-        low, high = high, high * 2
+    """The largest number that fits, by steps that double from a guess and halves of the last one; 0 when none does."""
+    step, low, high = 1, guess, guess + 1
+    if fits(guess):
+        while fits(high):
+            step *= 2
+            low, high = high, high + step
+    else:
+        low, high = guess - 1, guess
+        while low > 0 and not fits(low):
+            step *= 2
+            low, high = max(0, low - step), low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
