@@ -4,9 +4,10 @@
 
 A trial draws a model and a limit, and has the planner's probe find the largest batch by measuring under that limit. The
 batch is then run in a fresh process, with batches of random sizes behind it as a server has them, and the true maximum
-is found by trying more and fewer rows. Whatever goes above the limit at any time, the probe's own processes together included, counts as
-killed: a control group would kill it. The limit counts touched pages, as a control group does, and is watched from
-outside: RLIMIT_DATA counts address space, of which engines reserve a tenth to a quarter more than they ever touch.
+is found by trying more and fewer rows. Whatever goes above the limit at any time, the probe's own processes together
+included, counts as killed: a control group would kill it. The limit counts touched pages, as a control group does, and
+is watched from outside: RLIMIT_DATA counts address space, of which engines reserve a tenth to a quarter more than they
+ever touch.
 Simulated devices refuse by their own memory model.
 
 The 15 % headroom is of the whole memory. Where weights and overhead take 30 % of it, that alone costs 21 % of the rows,
@@ -170,6 +171,7 @@ def _fails(model: ModelSettings, machine: MachineFacts, engine: str, rows: int, 
 
 def _largest(fits: Callable[[int], bool], guess: int) -> int:
     """The largest number that fits, by steps that double from a guess and halves of the last one; 0 when none does."""
+    guess = max(1, guess)
     step, low, high = 1, guess, guess + 1
     if fits(guess):
         while fits(high):
