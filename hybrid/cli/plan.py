@@ -4,6 +4,7 @@ import os
 
 import click
 
+from hybrid.cli.ending import polite_end
 from hybrid.cli.measuring import measuring, measuring_options
 from hybrid.cli.output import print_json
 from hybrid.config_file import load_config
@@ -27,7 +28,7 @@ def plan(models: tuple[str, ...], profile: str, as_json: bool, measure: str | No
     """
     config = load_config(None, os.environ, {"planner.measure": measure})
     wanted = [version for model in models or builtin_names() for version in resolve_all(model)]
-    with measuring(config.planner, fresh) as known:
+    with polite_end(), measuring(config.planner, fresh) as known:
         prepared = plan_here(wanted, profile, measure=known)
     if not as_json:
         click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))

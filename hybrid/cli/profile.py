@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from msgspec import structs
 
+from hybrid.cli.ending import polite_end
 from hybrid.cli.measuring import measuring
 from hybrid.cli.output import print_columns, print_json
 from hybrid.config_file import load_config
@@ -103,7 +104,7 @@ def new(name: str, model: str | None, force: bool) -> None:
         machine = read_machine()
         path = save_profile(name, PlanOverrides(), machine, "A profile to be filled in.", force=force)
     else:
-        with measuring(load_config(None, os.environ).planner, fresh=False) as known:
+        with polite_end(), measuring(load_config(None, os.environ).planner, fresh=False) as known:
             prepared = plan_here(resolve_all(model)[:1], NONE, measure=known)
         plan = prepared.plans[0]
         path = save_profile(

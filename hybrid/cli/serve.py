@@ -11,6 +11,7 @@ import click
 
 from hybrid.app import Blueprint, grpc_port
 from hybrid.app import serve as run_server
+from hybrid.cli.ending import polite_end
 from hybrid.cli.example import curl_line
 from hybrid.cli.finite import FiniteRange
 from hybrid.cli.measuring import known_only, measuring, measuring_options
@@ -135,7 +136,8 @@ def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread
     server = config.server
     asyncio.run(check_place(server.host, server.port, grpc_port(server), server.tls))
     plan = partial(plan_here, profile=config.profile, flags=overrides, measure=known_only(config.planner))
-    with measuring(config.planner, fresh) as measure:
+    # From here on a signal needs a handler: to process 1 of a container the kernel brings none that has its default.
+    with polite_end(), measuring(config.planner, fresh) as measure:
         opening = open_sources(sources, partial(plan, measure=measure), config.repository_strict)
     prepared = opening.prepared
     click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))

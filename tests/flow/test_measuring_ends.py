@@ -1,0 +1,46 @@
+"""Being told to end while models are measured, which takes longer than an orchestrator waits."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+VERBS = (["serve", "minilm", "--port", "0", "--grpc-port", "-1"], ["plan", "minilm"])
+
+
+def probes_of(parent: psutil.Process) -> list[psutil.Process]:
+    """The processes that measure, once there are any."""
+    ends_at = time.monotonic() + 30.0
+    while time.monotonic() < ends_at:
+        found = [child for child in parent.children() if "hybrid.probing.process" in child.cmdline()]
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("nothing was measured")
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+def test_sigterm_is_heard_and_leaves_nothing(verb: list[str], tmp_path: Path) -> None:
+    """A process 1, as in a container, would not even see a signal that it has no handler for: exit -15 is no answer."""
+    code = "from hybrid.cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *verb],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HYBRID_MEASURE": "auto", "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    with process:
+        probes = probes_of(psutil.Process(process.pid))
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    _, alive = psutil.wait_procs(probes, timeout=5)
+    assert alive == []
