@@ -55,13 +55,13 @@ class FileMemo(Struct, frozen=True):
 
 
 class Cache:
-    """The measurements in one folder, None where there is none to be had.
+    """The measurements in one folder, in which `~` is the home; None where there is none to be had.
 
     `warning` is the last thing that went wrong, "" while nothing has.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+        self._folder = None if folder is None else Path(os.path.expanduser(folder))
         self.warning = ""
 
     def load(self, machine: str, digest: str) -> Record | None:
@@ -72,7 +72,7 @@ class Cache:
         profile = record.profile
         if record.format != _FORMAT or (profile.machine, profile.digest) != (machine, digest):
             return None
-        if not all(timing.failure or timing.seconds > 0 for engine in profile.engines for timing in engine.timings):
+        if not all(map(_sound, profile.engines)):
             return None
         return replace(record, profile=replace(profile, engines=tuple(map(_with_failures, profile.engines))))
 
@@ -135,6 +135,13 @@ def default_folder(environ: Mapping[str, str]) -> Path | None:
 
 def _name(machine: str, digest: str) -> str:
     return f"{digest}-{machine}.json"
+
+
+def _sound(engine: EngineProfile) -> bool:
+    """Whether its numbers can be computed with: a file that was edited or damaged may be JSON of the right form."""
+    least = [engine.fixed_rows if engine.fixed_rows is not None else 1]
+    least += [min(timing.probe.rows, timing.probe.instances, timing.probe.threads) for timing in engine.timings]
+    return min(least) >= 1 and all(timing.failure or timing.seconds > 0 for timing in engine.timings)
 
 
 def _without_infinity(engine: EngineProfile) -> EngineProfile:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -60,6 +61,10 @@ def test_another_machine_or_model_is_not_known(cache):
         lambda text: text.replace("0.012", '"fast"'),
         lambda text: text.replace("0.012", "0.0"),
         lambda text: text.replace("0.012", "-1.0"),
+        lambda text: text.replace('"rows": 8', '"rows": 0'),
+        lambda text: text.replace('"instances": 2', '"instances": -2', 1),
+        lambda text: text.replace('"threads": 1', '"threads": 0', 1),
+        lambda text: text.replace('"fixed_rows": null', '"fixed_rows": 0'),
     ],
 )
 def test_a_broken_or_foreign_file_is_as_good_as_none(cache, tmp_path, change):
@@ -71,6 +76,13 @@ def test_a_broken_or_foreign_file_is_as_good_as_none(cache, tmp_path, change):
     assert cache.load("machine", "digest") is None
     cache.save(RECORD)
     assert cache.load("machine", "digest") == RECORD
+
+
+def test_a_tilde_is_the_home_and_no_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Cache(Path("~/probes")).save(RECORD)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, model):
