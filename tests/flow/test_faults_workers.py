@@ -102,7 +102,7 @@ def test_ready_tells_the_truth_all_the_time_when_an_idle_worker_dies(serve):
 
     thread = threading.Thread(target=poll)
     thread.start()
-    time.sleep(0.2)
+    server.until(lambda: polls, what="somebody asks")
     killed = time.monotonic()
     os.kill(pids(server)["w0"], signal.SIGKILL)
     server.until(lambda: polls[-1][1] == 503, what="not ready")

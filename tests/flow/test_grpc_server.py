@@ -170,7 +170,8 @@ async def test_drain_finishes_what_is_open_and_idle_channels_hold_nothing(tmp_pa
             while ready:
                 ready = await idle.unary_unary(SERVICE + "ServerReady")(b"")
             assert await idle.unary_unary(SERVICE + "ServerLive")(b"") == b"\x08\x01"
-            await asyncio.sleep(0.25)
+            while await status(idle.unary_unary(SERVICE + "ServerLive")(b"")) == "OK":
+                pass
             assert await status(idle.unary_unary(SERVICE + "ModelInfer")(body("held"))) == "UNAVAILABLE"
             assert await status(running) == "OK"
             answered = time.monotonic()

@@ -292,7 +292,7 @@ def test_every_sent_answer_arrives_also_when_the_server_closes() -> None:
         assert sock.recv(1) == b"H"
         closing = threading.Thread(target=lambda: service.run(service.server.close(5)))
         closing.start()
-        time.sleep(0.05)
+        wait_until(lambda: service.server._shared.draining)
         assert len(read_all(sock)) > 5_000_000
         closing.join()
 

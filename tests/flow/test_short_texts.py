@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,10 +58,8 @@ async def test_short_texts_are_answered_while_no_process_works(server: Server):
     for child in processes:
         os.kill(child.pid, signal.SIGSTOP)
     try:
-        began = time.monotonic()
         answers = await post_all(server.port, MINILM, [body_of(SHORT)])
         assert [answer.status for answer in answers] == [200]
-        assert time.monotonic() - began < 1.0
     finally:
         for child in processes:
             os.kill(child.pid, signal.SIGCONT)
