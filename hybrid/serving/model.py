@@ -55,7 +55,7 @@ class ServedModel:
         self._stopping = False
         self._start_error = ""
         self._clock = clock
-        self._caps: list[tuple[int, str]] = []  # rows that a batch may have at most, and why
+        self._caps: dict[int, str] = {}  # rows that a batch may have at most, and why
         self._heir_of: ServedModel | None = None
         self.owns_preprocess = True
         self._image: tuple[str, tuple[int, ...]] | None = None  # input and dimensions where images of any size come
@@ -96,9 +96,9 @@ class ServedModel:
 
         Such a request waits in the queue within its bounds and its deadline instead of being bounced.
         """
-        if self.ready:
-            return True
-        return self.signature is not None and not self.pool.failing and not self._stopping
+        if self._stopping:  # first: the workers count as ready until they are told, and would leave without an answer
+            return False
+        return self.ready or (self.signature is not None and not self.pool.failing)
 
     @property
     def why_not_ready(self) -> str:
@@ -171,6 +171,7 @@ class ServedModel:
         if self._learner is not None and other._learner is not None:
             self._learner = other._learner
         self._learn_from(other.plan)
+        self._enforce()
 
     def take_over(self, other: "ServedModel") -> None:
         """Be responsible from now on for what both use."""
@@ -185,7 +186,7 @@ class ServedModel:
             self.since_s, self.why = self._clock(), why
         before, self.planned, self.plan = self.plan, plan, plan
         self._learn_from(before)
-        for rows, reason in self._caps:
+        for rows, reason in self._caps.items():
             self._cap(rows, reason)
         self._enforce()
 
@@ -216,13 +217,13 @@ class ServedModel:
             self._image = image_dims(ready.signature.inputs)
             if self.preprocess is not None:
                 self._start_preprocess(self.preprocess, ready.signature)
-        self._caps = []
+        # Kept for good: a worker that is started later for single rows checks nothing, and so takes nothing back.
         if ready.unbatchable is not None:
-            self._caps.append((1, f"1, found at load: {ready.unbatchable}"))
+            self._caps.setdefault(1, f"1, found at load: {ready.unbatchable}")
         elif ready.max_rows is not None:
             rows = ready.max_rows
-            self._caps.append((rows, f"{rows}, found at load: the model takes exactly that many rows"))
-        for rows, reason in self._caps:
+            self._caps.setdefault(rows, f"{rows}, found at load: the model takes exactly that many rows")
+        for rows, reason in self._caps.items():
             if self.plan.max_batch > rows:
                 log.warning("%s: %s: %s", self.name, "batching is off" if rows == 1 else "max_batch is lowered", reason)
                 self._cap(rows, reason)
