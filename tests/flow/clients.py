@@ -27,6 +27,11 @@ def fp32(values: Any, shape: Iterable[int], name: str = "x", **more: Any) -> dic
     return {"inputs": [{"name": name, "shape": list(shape), "datatype": "FP32", "data": values}], **more}
 
 
+def path(model: str) -> str:
+    """Where a model's requests go to."""
+    return f"/v2/models/{model}/infer"
+
+
 def request_bytes(path: str, body: Any, headers: dict[str, str] | None = None) -> bytes:
     """A POST as it goes over the wire."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from clients import Answer, Client, Counters, executing, folder, fp32, post, post_all
+from clients import Answer, Client, Counters, executing, folder, fp32, path, post, post_all
 from server import Server
 
 from hybrid.messages import Tensor
@@ -31,10 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     with Server(*models) as running:
         yield running
-
-
-def path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 def large(megabytes: float) -> tuple[bytes, dict[str, str]]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from clients import Client, Counters, executing, folder, fp32, post, post_all
+from clients import Client, Counters, executing, folder, fp32, path, post, post_all
 from server import Server
 
 pytestmark = pytest.mark.slow
@@ -25,10 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     with Server(*models) as running:
         yield running
-
-
-def path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 async def test_what_piles_up_while_the_worker_is_busy_leaves_together(server: Server):

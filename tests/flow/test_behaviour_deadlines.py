@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from clients import Answer, Client, Counters, each, executing, folder, fp32, post
+from clients import Answer, Client, Counters, each, executing, folder, fp32, path, post
 from server import Server
 
 from hybrid.engines.simulated_engine import SLOW
@@ -34,10 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     with Server(*models, config="[server]\ndefault_timeout_s = 20\nmax_timeout_s = 100\n") as running:
         yield running
-
-
-def path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 def micros(seconds: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from clients import (
     folder,
     fp32,
     leave_after_sending,
+    path,
     post,
     post_all,
     request_bytes,
@@ -49,10 +50,6 @@ def settled(server: Server) -> bool:
     depths = [line for line in metrics.splitlines() if line.startswith(("hybrid_queue_rows{", "hybrid_queue_bytes{"))]
     at_rest = all(float(line.rsplit(" ", 1)[1]) == 0 for line in depths)
     return front["inflight"] == 1 and front["bytes_queued"] == 0 and at_rest  # the one is the snapshot's own
-
-
-def path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 def reset(sock: socket.socket) -> None:

@@ -10,7 +10,19 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from clients import Answer, Client, Counters, executing, folder, fp32, leave_after_sending, post, post_all, waiting_rows
+from clients import (
+    Answer,
+    Client,
+    Counters,
+    executing,
+    folder,
+    fp32,
+    leave_after_sending,
+    path,
+    post,
+    post_all,
+    waiting_rows,
+)
 from prometheus_client.parser import text_string_to_metric_families
 from server import Server
 
@@ -33,10 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     with Server(*models) as running:
         yield running
-
-
-def path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 def scrape(server: Server) -> Series:

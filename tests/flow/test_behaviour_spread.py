@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from clients import Counters, executing, folder, fp32, post, post_all
+from clients import Counters, executing, folder, fp32, path, post, post_all
 from server import Server
 
 pytestmark = pytest.mark.slow
@@ -26,10 +26,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     with Server("minilm", *models, options=("--workers", "2")) as running:
         yield running
-
-
-def path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 async def test_one_request_runs_on_both_workers_and_comes_back_in_order(server: Server):

@@ -5,12 +5,13 @@ import io
 import os
 import signal
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from children import quiet_hub, until
 from PIL import ExifTags, Image
 
 from hybrid.config import ImageSettings, PreprocessSettings, TextSettings
@@ -20,7 +21,6 @@ from hybrid.models import builtin
 from hybrid.preprocess.build import build
 from hybrid.preprocess.job import Prepared
 from hybrid.preprocess.pool import PreprocessPool
-from hybrid.telemetry.logs import setup_logging
 
 pytestmark = pytest.mark.slow
 
@@ -44,16 +44,6 @@ GOOD = image("L", 8, 200)
 SLOW = image("1", 7900, turned=True)  # 62 million pixels in 8 KB: half a second and more
 
 
-@contextmanager
-def quiet_hub():
-    with open(os.devnull, "w") as nowhere:
-        hub = setup_logging(stream=nowhere)
-        try:
-            yield hub
-        finally:
-            hub.close()
-
-
 @asynccontextmanager
 async def pool_of(settings: PreprocessSettings, processes: int = 1, wait: bool = True):
     with quiet_hub() as hub:
@@ -69,13 +59,6 @@ async def pool_of(settings: PreprocessSettings, processes: int = 1, wait: bool =
             pids = [member.pid for member in pool.stats().members]
             await pool.stop(5.0)
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
-
-
-async def until(condition, limit_s: float = 20.0):
-    ends = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < ends, "waited in vain"
-        await asyncio.sleep(0.005)
 
 
 def submit(pool: PreprocessPool, *items: bytes, timeout_s: float = 60.0) -> asyncio.Future:

@@ -6,10 +6,11 @@ import numpy as np
 import onnx_graphs as graphs
 import onnxruntime as ort
 import pytest
+from engine_world import fails
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from hybrid.config import ModelSettings
-from hybrid.engines.base import EngineFailure, EngineSettings
+from hybrid.engines.base import EngineSettings
 from hybrid.engines.onnxruntime_engine import DATATYPES, FAILURES, OnnxEngine, failure, load
 from hybrid.errors import StartupError
 from hybrid.messages import DTYPES, FailureKind, TensorSpec
@@ -17,12 +18,6 @@ from hybrid.messages import DTYPES, FailureKind, TensorSpec
 
 def loaded(file: str, device: str = "cpu", threads: int = 1) -> OnnxEngine:
     return load(ModelSettings(name="m", file=file), EngineSettings(threads=threads, device=device))
-
-
-def fails(engine: OnnxEngine, **inputs: np.ndarray) -> EngineFailure:
-    with pytest.raises(EngineFailure) as caught:
-        engine.run(inputs, len(next(iter(inputs.values()))))
-    return caught.value
 
 
 def test_signature_and_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_graphs as graphs
 import pytest
+from engine_world import fails
 
 from hybrid.config import ModelSettings, OpenVinoSettings
 from hybrid.engines import openvino_engine
@@ -26,12 +27,6 @@ ov_exceptions = import_module("openvino.exceptions")
 def loaded(file: str, device: str = "cpu", threads: int = 1, **more: Any) -> OpenVinoEngine:
     settings = ModelSettings(name="m", file=file, engine="openvino", openvino=OpenVinoSettings(**more))
     return load(settings, EngineSettings(threads=threads, device=device))
-
-
-def fails(engine: OpenVinoEngine, **inputs: np.ndarray) -> EngineFailure:
-    with pytest.raises(EngineFailure) as caught:
-        engine.run(inputs, len(next(iter(inputs.values()))))
-    return caught.value
 
 
 def test_signature_and_run(tmp_path: Path) -> None:

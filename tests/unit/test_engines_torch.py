@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch_models as models
+from engine_world import fails
 from torch_models import ROWS, tensor
 
 from hybrid.config import ModelSettings, TensorSettings, TorchSettings
-from hybrid.engines.base import EngineFailure, EngineSettings
+from hybrid.engines.base import EngineSettings
 from hybrid.engines.pipeline import Pipeline
 from hybrid.engines.torch_engine import DATATYPES, FAILURES, TorchEngine, load
 from hybrid.errors import StartupError
@@ -43,12 +44,6 @@ def loaded(file: str, inputs: Shapes = (), outputs: Shapes = (), device: str = "
 def conv(tmp_path: Path, **more: Any) -> TorchEngine:
     file = models.script(tmp_path / "m.pt", models.ConvNet())
     return loaded(file, (models.PICTURES,), (models.FEATURES,), **more)
-
-
-def fails(engine: TorchEngine, **inputs: np.ndarray) -> EngineFailure:
-    with pytest.raises(EngineFailure) as caught:
-        engine.run(inputs, len(next(iter(inputs.values()))))
-    return caught.value
 
 
 # TorchScript -------------------------------------------------------------------------------------------------------
