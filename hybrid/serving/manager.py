@@ -44,6 +44,7 @@ class Manager:
         self._sources = sources
         self._repository = repository
         self._tools = tools
+        self._begun: list[ServedModel] = []  # what the server starts with
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -55,7 +56,8 @@ class Manager:
         by_name: dict[str, list[ServedModel]] = {}
         for settings, plan in models:
             birth = Birth(settings, plan, "planned at start")
-            by_name.setdefault(settings.name, []).append(self._lives.make(birth, ""))
+            self._begun.append(self._lives.make(birth, ""))
+            by_name.setdefault(settings.name, []).append(self._begun[-1])
         for name, versions in by_name.items():
             self._repository.publish(name, versions)
         for name, reason in broken.items():
@@ -68,10 +70,12 @@ class Manager:
             StartupError: a named model cannot start, or any if `strict`, or all.
         """
         self.read = dict(stamps)
-        models = list(self._repository)
-        for model in models:
-            model.start()
         async with self._turn:
+            # The port is open already: a load that was faster has replaced some of them, by others that are warm.
+            models = [model for model in self._begun if model in self._lives.parts]
+            self._begun.clear()
+            for model in models:
+                model.start()
             failures = await asyncio.gather(*(self._started(model, strict) for model in models))
         if models and all(failures):
             raise StartupError(f"no model can be served; {failures[0]}")
