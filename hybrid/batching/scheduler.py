@@ -139,7 +139,8 @@ class Scheduler:
         entry = self.state.batches.get(batch)
         if entry is None:
             return  # its worker was lost between a failed send and this call; the loss took care of it
-        log.warning("batch %d of %d rows failed (%s): %s", batch, entry.rows, kind.value, text)
+        name, rows = self.pool.model.name, entry.rows
+        log.warning("%s: batch %d of %d rows failed (%s): %s", name, batch, rows, kind.value, text)
         self._end(self.state.fail(batch, kind, text, self._clock()))
 
     # Driving -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hybrid.batching.policy import BatchPolicy
 from hybrid.batching.queue import LaneKey, Outcome, Ticket
 from hybrid.batching.scheduler import Scheduler
 from hybrid.config import ModelSettings
-from hybrid.messages import Tensor
+from hybrid.messages import FailureKind, Tensor
 from hybrid.workers import wire
 from hybrid.workers.pool import Output
 
@@ -46,3 +46,18 @@ async def test_an_answer_that_raises_is_logged_and_the_next_one_is_given(caplog)
     assert all(ticket.outcome is Outcome.OK for ticket in answered)
     assert caplog.text.count("could not be answered") == 2
     assert scheduler.idle
+
+
+async def test_a_failed_batch_is_logged_with_its_model(caplog):
+    pool, answered = FakePool(), []
+    scheduler = Scheduler(BatchPolicy(), pool, {}, asyncio.get_running_loop(), time.monotonic)
+    payload = (Tensor("x", "FP32", np.ones((1, 1), np.float32)),)
+    scheduler.submit(
+        Ticket(rows=1, payload=payload, nbytes=4, lane_key=LaneKey(("x",)), deadline=1e9, on_done=answered.append)
+    )
+    scheduler.on_worker_ready(1, 1, wire.Ready(None))
+    await asyncio.sleep(0)
+    (order,) = pool.orders
+    scheduler.on_batch_failed(order.id, FailureKind.INPUT, "index out of range")
+    assert caplog.messages == [f"m: batch {order.id} of 1 rows failed (input): index out of range"]
+    assert [ticket.outcome for ticket in answered] == [Outcome.FAILED]
