@@ -133,7 +133,7 @@ class App:
         models_api = ModelsApi(self._manager, admission, loop)
         self._handler = Handler(self._repository, admission, models_api, self._operations, loop)
         self._http = HttpServer(self._handler, limits)
-        self._grpc = _grpc_server(blueprint.server, limits, self._repository, self._manager, admission)
+        self._grpc = _grpc_server(blueprint.server, limits, self._repository, self._manager, admission, self._http)
         self._observer = Observer(
             self._repository,
             self._manager,
@@ -248,7 +248,12 @@ def _tidy() -> None:
 
 
 def _grpc_server(
-    server: ServerSettings, limits: HttpLimits, repository: Repository, manager: Manager, admission: Admission
+    server: ServerSettings,
+    limits: HttpLimits,
+    repository: Repository,
+    manager: Manager,
+    admission: Admission,
+    http: HttpServer,
 ) -> "GrpcServer | None":
     if grpc_port(server) < 0:
         return None
@@ -256,7 +261,7 @@ def _grpc_server(
     from hybrid.frontend.grpc import GrpcServer
     from hybrid.frontend.grpc_service import Service
 
-    return GrpcServer(Service(repository, manager, admission, limits.max_body_bytes), limits)
+    return GrpcServer(Service(repository, manager, admission, limits.max_body_bytes), limits, http)
 
 
 async def _before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:

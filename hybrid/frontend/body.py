@@ -6,7 +6,7 @@ Owns Content-Encoding. Must never know sockets, HTTP framing or what a body mean
 import io
 import mmap
 import zlib
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -42,6 +42,15 @@ def coding_of(header: bytes) -> bytes | None:
     return coding
 
 
+class Receiving:
+    """Bytes of all large bodies of one server that are being received into memory of malloc."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+
 class LargeBody:
     """A body of known length that is received in its final place: copying it once more costs more than its HTTP.
 
@@ -51,18 +60,16 @@ class LargeBody:
         OSError, MemoryError: `size` bytes are not to be had.
     """
 
-    __slots__ = ("_filled", "_memory", "_unfinished")
+    __slots__ = ("_filled", "_memory", "_receiving", "_unfinished")
 
-    #: Bytes of all bodies that are being received into memory of malloc.
-    receiving_bytes: ClassVar[int] = 0
-
-    def __init__(self, size: int, start: bytes) -> None:
+    def __init__(self, size: int, start: bytes, receiving: Receiving) -> None:
+        self._receiving = receiving
         self._unfinished = 0
-        if LargeBody.receiving_bytes + size <= _MOST_FROM_MALLOC:
+        if receiving.nbytes + size <= _MOST_FROM_MALLOC:
             # Not a bytearray, which would be filled with zeros first. Its pages have been touched by bodies before it.
             self._memory = np.empty(size, np.uint8).data
             self._unfinished = size
-            LargeBody.receiving_bytes += size
+            receiving.nbytes += size
         else:
             # Pages of its own are dearer, but go back to the system with it. What malloc gives stays touched when it
             # is freed: a crowd whose bodies are refused half-way would leave several times `max_buffered_bytes` behind.
@@ -71,7 +78,7 @@ class LargeBody:
         self.add(start)
 
     def __del__(self) -> None:
-        LargeBody.receiving_bytes -= self._unfinished
+        self._receiving.nbytes -= self._unfinished
 
     @property
     def room(self) -> memoryview:
@@ -95,7 +102,7 @@ class LargeBody:
 
     def finish(self) -> memoryview:
         """Return the whole body, which nobody may write to any more."""
-        LargeBody.receiving_bytes -= self._unfinished
+        self._receiving.nbytes -= self._unfinished
         self._unfinished = 0
         return self._memory.toreadonly()
 

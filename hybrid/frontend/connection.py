@@ -44,7 +44,7 @@ class Connection(Receiver):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._parser = RequestParser(shared.limits, self, self._admit)
+        self._parser = RequestParser(shared.limits, self, self._admit, shared.receiving)
         self._queue: deque[Exchange] = deque()  # handed out; answers leave from the left
         self._held: deque[Exchange] = deque()  # complete, but too many are out already
         self._backlog: memoryview | None = None  # received, not parsed yet

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -31,14 +31,27 @@ _PING_S: Final = 60
 _PING_TIMEOUT_S: Final = 20
 
 
-class GrpcServer:
-    """Serves the methods of `service`. The limits of HTTP hold: body bytes per message, connections as open calls."""
+class Bodies(Protocol):
+    """The account of all bytes that front ends hold; see `HttpServer`."""
 
-    def __init__(self, service: Service, limits: HttpLimits) -> None:
+    def hold(self, nbytes: int) -> None:
+        """Count a message, or raise NotReady."""
+
+    def let_go(self, nbytes: int) -> None:
+        """It is done with."""
+
+
+class GrpcServer:
+    """Serves the methods of `service`. The limits of HTTP hold: body bytes per message, connections as open calls.
+
+    Messages of open calls count in `bodies`, as the library has no bound for all of them together.
+    """
+
+    def __init__(self, service: Service, limits: HttpLimits, bodies: Bodies) -> None:
         self.inflight = 0
-        self._held_bytes = 0  # of the messages of all open calls
         self.service = service
         self._limits = limits
+        self._bodies = bodies
         self._server: grpc.aio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -101,9 +114,10 @@ class GrpcServer:
     def _handler(self, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def handle(data: bytes, context: Any) -> bytes:
             self.inflight += 1
-            self._held_bytes += len(data)
+            held = 0
             try:
-                self._refuse_too_much()
+                self._bodies.hold(len(data))
+                held = len(data)
                 result: Result = await method(data, _call(context))
             except HybridError as error:
                 result = error
@@ -117,16 +131,10 @@ class GrpcServer:
                 result = HybridError("an error inside the server that nobody foresaw; its log has more")
             finally:
                 self.inflight -= 1
-                self._held_bytes -= len(data)
+                self._bodies.let_go(held)
             return result if isinstance(result, bytes) else _fail(context, result)
 
         return handle
-
-    def _refuse_too_much(self) -> None:
-        """Hold messages to the same bound as bodies of HTTP, though beside them; the library has none of its own."""
-        limit = self._limits.max_buffered_bytes
-        if self._held_bytes > limit:
-            raise NotReady(f"the server holds as many messages as it may: {limit} bytes")
 
 
 def _call(context: Any) -> Call:

@@ -132,6 +132,20 @@ class HttpServer:
         await asyncio.sleep(0)
         return aborted
 
+    def hold(self, nbytes: int) -> None:
+        """Count a message of another front end among the bodies, until it is let go.
+
+        Raises:
+            NotReady: All together would be more than `max_buffered_bytes`; it is not counted then.
+        """
+        if not self._shared.has_room(nbytes):
+            raise self._shared.refuse_body()
+        self._shared.body_bytes += nbytes
+
+    def let_go(self, nbytes: int) -> None:
+        """Such a message is done with."""
+        self._shared.body_bytes -= nbytes
+
     def stats(self) -> HttpStats:
         """Return the counts."""
         shared = self._shared

@@ -13,7 +13,7 @@ import httptools
 
 from hybrid.config import HttpLimits
 from hybrid.errors import BadRequest, ExpectationFailed, HeadersTooLarge, HybridError, MethodNotAllowed, TooLarge
-from hybrid.frontend.body import BodyReader, LargeBody, coding_of
+from hybrid.frontend.body import BodyReader, LargeBody, Receiving, coding_of
 from hybrid.frontend.exchange import Exchange, Sink
 
 log = logging.getLogger(__name__)
@@ -54,16 +54,17 @@ class RequestParser:
 
     __slots__ = (
         "_body", "_chunked", "_emit", "_fed", "_head_bytes", "_head_count", "_headers", "_http10", "_large", "_limits",
-        "_max_head_bytes", "_max_head_count", "_parser", "_raw_bytes", "_reader", "_received_at", "_sink", "_upgrade",
-        "_url", "held_bytes", "now", "phase", "started_at", "unpacked_bytes", "wants_continue",
+        "_max_head_bytes", "_max_head_count", "_parser", "_raw_bytes", "_reader", "_received_at", "_receiving", "_sink",
+        "_upgrade", "_url", "held_bytes", "now", "phase", "started_at", "unpacked_bytes", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, limits: HttpLimits, sink: Sink, emit: Callable[[Exchange], None]) -> None:
+    def __init__(self, limits: HttpLimits, sink: Sink, emit: Callable[[Exchange], None], receiving: Receiving) -> None:
         self._limits = limits
         self._max_head_bytes = limits.max_header_bytes
         self._max_head_count = limits.max_header_count
         self._sink = sink
         self._emit = emit
+        self._receiving = receiving
         self.now = 0.0
         self.held_bytes = self.unpacked_bytes = 0
         self._upgrade = False
@@ -308,7 +309,7 @@ class RequestParser:
 
     def _receive_in_place(self) -> None:
         try:
-            self._large = LargeBody(self._raw_bytes + self.missing_bytes, self._body)
+            self._large = LargeBody(self._raw_bytes + self.missing_bytes, self._body, self._receiving)
         except (OSError, MemoryError):
             return  # piece by piece it may still fit
         self._body = b""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from hybrid.config import HttpLimits
 from hybrid.errors import NotReady
+from hybrid.frontend.body import Receiving
 from hybrid.frontend.exchange import Exchange
 from hybrid.frontend.wire import Traffic
 
@@ -36,7 +37,8 @@ class Shared:
         self.watch_half_closed: Callable[[Connection], None] = lambda connection: None
         self.call_soon: Callable[[Callable[[], None]], object] = lambda work: work()
         self.inflight = 0
-        self.body_bytes = 0
+        self.body_bytes = 0  # also of messages that another front end holds
+        self.receiving = Receiving()
         self.traffic = Traffic()
         self.requests_n = 0
         self.responses_n = [0] * _STATUSES  # by status code

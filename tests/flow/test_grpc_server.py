@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from hybrid.config import HttpLimits
 from hybrid.errors import HybridError, StartupError
 from hybrid.frontend.grpc import GrpcServer
+from hybrid.frontend.http import HttpServer
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +37,12 @@ async def status(call: Any) -> str:
     except grpc.RpcError as error:
         return error.code().name
     return "OK"
+
+
+def grpc_server(service: Any, **limits: int) -> GrpcServer:
+    """A server beside one of HTTP that has nothing to do."""
+    given = HttpLimits(**limits)
+    return GrpcServer(service, given, HttpServer(lambda exchange: None, given))
 
 
 def plain(port: int) -> grpc.aio.Channel:
@@ -77,7 +84,7 @@ async def test_a_second_server_does_not_share_the_port():
 
 async def test_free_ports_are_distinct():
     """PRT-03: many starts at once that ask for any port."""
-    servers = [GrpcServer(Cancelling(), HttpLimits()) for _ in range(20)]
+    servers = [grpc_server(Cancelling()) for _ in range(20)]
     ports = await asyncio.gather(*(server.start("127.0.0.1", 0) for server in servers))
     assert len(set(ports)) == 20
     await asyncio.gather(*(server.close(0.1) for server in servers))
@@ -98,7 +105,7 @@ async def test_every_way_to_write_a_host(host: str, reached: list[str]):
     """PRT-04."""
     if "::" in host and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    server = GrpcServer(Cancelling(), HttpLimits())
+    server = grpc_server(Cancelling())
     port = await server.start(host, 0)
     for address in reached:
         async with grpc.aio.insecure_channel(f"{address}:{port}") as channel:
@@ -109,7 +116,7 @@ async def test_every_way_to_write_a_host(host: str, reached: list[str]):
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "", "192.0.2.1"])
 async def test_hosts_that_are_none_of_this_machine(host: str):
     with pytest.raises(StartupError, match="gRPC: host"):
-        await GrpcServer(Cancelling(), HttpLimits()).start(host, 0)
+        await grpc_server(Cancelling()).start(host, 0)
 
 
 def test_it_can_be_switched_off():
@@ -221,21 +228,28 @@ class Cancelling:
         return HybridError("\udc80 €" * 5000)
 
 
-async def test_messages_are_bounded_together():
+async def test_messages_are_bounded_together_and_with_bodies():
     service = Cancelling()
-    server = GrpcServer(service, HttpLimits(max_buffered_bytes=250))
+    limits = HttpLimits(max_buffered_bytes=250)
+    http = HttpServer(lambda exchange: None, limits)
+    server = GrpcServer(service, limits, http)
     port = await server.start("127.0.0.1", 0)
     async with plain(port) as channel:
         live = channel.unary_unary(SERVICE + "ServerLive")
         held = [asyncio.ensure_future(status(live(bytes(100)))) for _ in range(2)]
         futures = [(await service.begun.get())[1] for _ in held]
         assert await status(live(bytes(100))) == "UNAVAILABLE"
+        assert (http.stats().body_bytes, http.stats().refused_bodies_n) == (200, 1)
         for future in futures:
             future.set_result(b"ok")
         assert await asyncio.gather(*held) == ["OK", "OK"]
+        http.hold(200)  # as if a connection of HTTP had so much
+        assert await status(live(bytes(100))) == "UNAVAILABLE"
+        http.let_go(200)
         again = asyncio.ensure_future(status(live(bytes(100))))
         (await service.begun.get())[1].set_result(b"ok")
         assert await again == "OK"
+    assert http.stats().body_bytes == 0
     await server.close(0.5)
 
 
@@ -243,7 +257,7 @@ async def test_messages_are_bounded_together():
 async def test_a_call_that_is_cancelled_inside_is_answered(which: int):
     """CAN-05: the library alone would leave the client waiting for ever."""
     service = Cancelling()
-    server = GrpcServer(service, HttpLimits())
+    server = grpc_server(service)
     port = await server.start("127.0.0.1", 0)
     async with plain(port) as channel:
         call = asyncio.ensure_future(status(channel.unary_unary(SERVICE + "ServerLive")(b"", timeout=5)))
@@ -254,7 +268,7 @@ async def test_a_call_that_is_cancelled_inside_is_answered(which: int):
 
 
 async def test_errors_that_nobody_foresaw_and_texts_that_no_trailer_holds(caplog: pytest.LogCaptureFixture):
-    server = GrpcServer(Cancelling(), HttpLimits())
+    server = grpc_server(Cancelling())
     port = await server.start("127.0.0.1", 0)
     async with plain(port) as channel:
         with pytest.raises(grpc.RpcError) as caught:

@@ -1,7 +1,6 @@
 """Large bodies of known length, which are received where they stay. Nobody may see that but by the time it takes."""
 
 import asyncio
-import gc
 import random
 from typing import Any
 from unittest import mock
@@ -9,7 +8,7 @@ from unittest import mock
 import pytest
 from http_fakes import Client, chunked, echo, get, post
 
-from hybrid.frontend.body import LargeBody
+from hybrid.frontend.body import LargeBody, Receiving
 from hybrid.frontend.http import Exchange
 
 KIB = 1024
@@ -215,20 +214,19 @@ def test_without_the_memory_for_it_a_body_is_still_collected_in_pieces():
 
 
 def test_what_is_received_at_once_is_bounded():
-    large = LargeBody(2_000_000, b"ab")
+    large = LargeBody(2_000_000, b"ab", Receiving())
     assert len(large.room) == 512 * KIB
     large.filled(1_999_000)
     assert len(large.room) == large.missing == 998
 
 
 def test_memory_of_a_crowd_is_its_own_and_the_account_of_the_rest_is_balanced():
-    gc.collect()
-    size, before = 8 * 1024 * 1024, LargeBody.receiving_bytes  # other tests may have left connections open
-    bodies = [LargeBody(size, b"ab") for _ in range(6)]
-    assert LargeBody.receiving_bytes == before + (32 * 1024 * 1024 - before) // size * size
+    size, receiving = 8 * 1024 * 1024, Receiving()
+    bodies = [LargeBody(size, b"ab", receiving) for _ in range(6)]
+    assert receiving.nbytes == 32 * 1024 * 1024
     whole = bodies.pop(0)
     whole.filled(size - 2)
     assert bytes(whole.finish()[:2]) == b"ab"
     assert bytes(bodies[-1].finish()[:2]) == b"ab"
     del bodies, whole
-    assert LargeBody.receiving_bytes == before
+    assert receiving.nbytes == 0
