@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
-from msgspec.structs import replace
 
 from hybrid.config import PlannerSettings
 from hybrid.probing.measuring import Measuring
@@ -26,11 +25,6 @@ def measuring_options(command: C) -> C:
     )
     fresh = click.option("--fresh", is_flag=True, help="Measure again what was measured before.")
     return measure(fresh(command))
-
-
-def known_only(settings: PlannerSettings) -> Measuring | None:
-    """What is known already, for plans that are made while a server runs: measuring would disturb what is served."""
-    return None if settings.measure == "never" else Measuring(replace(settings, measure="cached"))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hybrid.app import serve as run_server
 from hybrid.cli.ending import polite_end
 from hybrid.cli.example import curl_line
 from hybrid.cli.finite import FiniteRange
-from hybrid.cli.measuring import known_only, measuring, measuring_options
+from hybrid.cli.measuring import measuring, measuring_options
 from hybrid.config import Config, ServerSettings
 from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
@@ -135,10 +135,12 @@ def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread
     sources = ModelSources(config.models or (() if folder is not None else builtin_names()), folder)
     server = config.server
     asyncio.run(check_place(server.host, server.port, grpc_port(server), server.tls))
-    plan = partial(plan_here, profile=config.profile, flags=overrides, measure=known_only(config.planner))
+    plan = partial(plan_here, profile=config.profile, flags=overrides)
     # From here on a signal needs a handler: to process 1 of a container the kernel brings none that has its default.
     with polite_end(), measuring(config.planner, fresh) as measure:
         opening = open_sources(sources, partial(plan, measure=measure), config.repository_strict)
+    # Whatever is planned later is planned beside a server at work, which measuring would disturb.
+    plan_later = partial(plan, measure=measure.known_only() if measure is not None else None)
     prepared = opening.prepared
     click.echo(plan_table(prepared.plans, prepared.machine, prepared.profile))
     for warning in _warnings(server, opening):
@@ -163,7 +165,7 @@ def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread
             server,
             sources,
             opening,
-            plan,
+            plan_later,
             Standing(config.profile, overrides),
             reread,
             poll_s=config.repository_poll_s,

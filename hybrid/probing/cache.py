@@ -57,11 +57,13 @@ class FileMemo(Struct, frozen=True):
 class Cache:
     """The measurements in one folder, in which `~` is the home; None where there is none to be had.
 
-    `warning` is the last thing that went wrong, "" while nothing has.
+    What could not be written is known to this object alone; `warning` is the last thing that went wrong, "" while
+    nothing has.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = None if folder is None else Path(os.path.expanduser(folder))
+        self._unwritten: dict[str, bytes] = {}
         self.warning = ""
 
     def load(self, machine: str, digest: str) -> Record | None:
@@ -103,12 +105,18 @@ class Cache:
 
     def _read(self, name: str, kind: type[T]) -> T | None:
         try:
-            return None if self._folder is None else msgspec.json.decode((self._folder / name).read_bytes(), type=kind)
+            data = self._unwritten.get(name)
+            if data is None:
+                if self._folder is None:
+                    return None
+                data = (self._folder / name).read_bytes()
+            return msgspec.json.decode(data, type=kind)
         except (OSError, msgspec.DecodeError):
             return None
 
     def _write(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all: two servers may start at once, and a reader must see one of both."""
+        self._unwritten[name] = data
         if self._folder is None:
             self.warning = _HOMELESS
             return
@@ -123,6 +131,7 @@ class Cache:
             except BaseException:
                 os.unlink(temporary)
                 raise
+            del self._unwritten[name]
         except OSError as error:
             self.warning = f"{path} cannot be written, so the next start measures again: {error.strerror}"
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from hybrid.config import ModelSettings, PlannerSettings
 from hybrid.facts import MachineFacts
 from hybrid.planner.guess import has_own_device
@@ -38,9 +40,11 @@ class Measuring:
         fresh: bool = False,
         step: Say = lambda _: None,
         say: Say = lambda _: None,
+        cache: Cache | None = None,
     ) -> None:
         self._settings = settings
-        self._cache = Cache(Path(settings.cache_folder) if settings.cache_folder else default_folder(environ))
+        folder = Path(settings.cache_folder) if settings.cache_folder else default_folder(environ)
+        self._cache = cache or Cache(folder)
         self._fresh = fresh
         self._renewed: set[Key] = set()
         self._step = step
@@ -62,6 +66,10 @@ class Measuring:
             self._say(f"warning: {self._cache.warning}")
             self._cache.warning = ""
         return found
+
+    def known_only(self) -> "Measuring":
+        """Return one that measures nothing and knows what this one does, also where the cache could not be written."""
+        return Measuring(replace(self._settings, measure="cached"), cache=self._cache)
 
     def _profile(self, machine: MachineFacts, model: ModelSettings, objective: Objective) -> ModelProfile | None:
         key = key_of(model)

@@ -90,8 +90,22 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, model):
     cache = Cache(tmp_path / "file" / "probes")
     cache.save(RECORD)
     assert "next start measures again" in cache.warning
-    assert cache.load("machine", "digest") is None
     assert cache.digest(model)
+
+
+@pytest.mark.parametrize("folder", ["file/probes", None])
+def test_what_cannot_be_written_is_known_until_it_can(tmp_path, folder):
+    (tmp_path / "file").write_text("")
+    cache = Cache(folder and tmp_path / folder)
+    cache.save(RECORD)
+    assert cache.load("machine", "digest") == RECORD
+    assert cache.load("machine", "other") is None
+    assert Cache(folder and tmp_path / folder).load("machine", "digest") is None
+    (tmp_path / "file").unlink()
+    cache.save(replace(RECORD, notes={}))
+    assert cache.load("machine", "digest") == replace(RECORD, notes={})
+    if folder is not None:
+        assert Cache(tmp_path / folder).load("machine", "digest") == replace(RECORD, notes={})
 
 
 def test_nothing_half_written_stays_behind(cache, tmp_path, monkeypatch):
@@ -183,7 +197,7 @@ def test_without_a_home_nothing_is_kept_and_one_warning_says_so(monkeypatch, mod
     cache = Cache(default_folder({}))
     assert cache.digest(model) == Cache(None).digest(model)
     cache.save(RECORD)
-    assert cache.load("machine", "digest") is None
+    assert Cache(default_folder({})).load("machine", "digest") is None
     assert "no home folder" in cache.warning
 
 
