@@ -49,7 +49,7 @@ def infer(
             inputs: Sequence[Tensor] = decode_infer(_read(json_file), None).inputs
         else:
             rows = [text.encode() for text in texts] or [_image(name, options["binary"]) for name in images]
-            inputs = (_rows(rows, client.metadata(model, options["version"]).inputs, model),)
+            inputs = (_rows(rows, client.metadata(model, options["version"]).inputs, model, images=bool(images)),)
         answer = client.infer(
             model, inputs, version=options["version"], binary=options["binary"], timeout_s=options["timeout_s"]
         )
@@ -79,11 +79,16 @@ def _image(name: str, binary: bool) -> bytes:
     return _read(name) if binary else base64.b64encode(_read(name))
 
 
-def _rows(rows: Sequence[bytes], specs: Sequence[TensorSpec], model: str) -> Tensor:
-    """Return the rows as the one BYTES input that the model has."""
+def _rows(rows: Sequence[bytes], specs: Sequence[TensorSpec], model: str, *, images: bool) -> Tensor:
+    """Return the rows as the one BYTES input that the model has.
+
+    Metadata do not say what the bytes mean, and an image in base64 is a text as well: only its name can warn.
+    """
     if len(specs) != 1 or specs[0].datatype != "BYTES":
         takes = ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
         raise BadRequest(f"model {model} takes {takes}: send it with --json")
+    if images and "text" in specs[0].name.lower():
+        raise BadRequest(f"model {model} takes {specs[0].name}, not images: send it with --text")
     array = np.empty(len(rows), np.object_)
     array[:] = rows
     return Tensor(specs[0].name, "BYTES", array)

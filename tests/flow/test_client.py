@@ -208,6 +208,7 @@ def test_a_request_as_json_from_a_file_and_from_stdin(server: Server, tmp_path: 
         (["minilm", "--text", "a", "--json", "-"], 2, "expected one of --text, --image and --json"),
         (["minilm", "--text", "a", "--timeout", "0"], 2, "--timeout"),
         (["minilm", "--image", "/no/such/file"], 1, "/no/such/file: cannot be read: No such file or directory"),
+        (["minilm", "--image", __file__], 1, "model minilm takes text, not images: send it with --text"),
         (["other", "--text", "a"], 1, "no model named 'other'"),
         (["null", "--text", "a"], 1, "model null takes x FP32 [-1, -1]: send it with --json"),
         (["null", "--json", "-"], 1, "body: JSON ends too early"),
