@@ -85,8 +85,9 @@ def first_plan(
     for model, demand in zip(models, demands, strict=True):
         key = key_of(model)
         line = _memory(measured.get(key), guesses[key].engine) if demand.on_cpu else None
+        each = PROCESS_BYTES if is_simulated(model) else least_worker_bytes(sizes.get(model.name, 0), line)
         fixed = "instances", choices[key].number("instances") or 1, choices[key].source("instances")
-        refuse_beyond_memory(machine, model.name, fixed, least_worker_bytes(sizes.get(model.name, 0), line))
+        refuse_beyond_memory(machine, model.name, fixed, each)
     placements = place(machine, demands)
     return tuple(
         _settle(machine, model, guesses[key_of(model)], choices[key_of(model)], demand, placement, objective)
@@ -240,7 +241,7 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
         processes = max(1, usable // 2)
         why = f"One process per two of {usable} usable CPUs: decoding images keeps pace with the workers."
     processes = choices.settle("preprocess_processes", processes, why)
-    fixed = "preprocess_processes", processes, choices.source("preprocess_processes")
+    fixed = "preprocess_processes", choices.number("preprocess_processes") or 1, choices.source("preprocess_processes")
     refuse_beyond_memory(machine, model.name, fixed, PROCESS_BYTES)
     return processes
 

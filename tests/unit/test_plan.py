@@ -161,6 +161,13 @@ def test_preprocess_processes() -> None:
     assert plan(model(preprocess=image)).preprocess_processes == 5
 
 
+def test_many_cpus_with_little_memory_get_fewer_preprocess_processes() -> None:
+    small = machine(20, memory=64 * MIB)
+    assert plan(model(preprocess=TEXT), small).preprocess_processes == 1
+    with pytest.raises(ConfigError, match="`preprocess_processes` 5"):
+        plan(model(preprocess=TEXT), small, flags=PlanOverrides(preprocess_processes=5))
+
+
 def test_simulated_device_takes_no_cpu_of_the_others() -> None:
     device = model("simulated:x", simulated=SimulatedSettings())
     first, second = first_plan(machine(2), [device, model("b")], None)
@@ -371,7 +378,7 @@ overrides = st.builds(
 
 
 @settings(deadline=None, max_examples=60)
-@given(machines(4 * GIB), models, overrides, overrides, st.booleans())
+@given(machines(16 * GIB), models, overrides, overrides, st.booleans())
 def test_with_any_overrides_cores_stay_disjoint_and_reasons_complete(
     on: MachineFacts, wanted: list[ModelSettings], general: PlanOverrides, named: PlanOverrides, automatic: bool
 ) -> None:

@@ -31,10 +31,11 @@ def refusal(**more: Any) -> str:
 
 def test_more_workers_than_memory_can_hold_are_refused() -> None:
     assert refusal(flags=PlanOverrides(instances=1000), file_bytes={"m": 23 * MIB}) == (
-        "model `m`: `instances` 1000 (command line) would take 38.1 GiB or more, at least 39 MiB each; "
+        "model `m`: `instances` 1000 (command line) would take 161.1 GiB or more, at least 165 MiB each; "
         "there are 16.0 GiB (host memory)"
     )
     assert planned(flags=PlanOverrides(instances=90), file_bytes={"m": 23 * MIB}) == 90
+    assert planned(flags=PlanOverrides(instances=3), file_bytes={"m": 4 * GIB}) == 3
 
 
 def test_what_was_measured_of_a_worker_counts_less_what_workers_share() -> None:
