@@ -160,7 +160,7 @@ def _threads_reason(choice: Choice) -> str:
     if known.question.threads is not None:
         return "The number of threads is fixed."
     if known.question.cpus == 1:
-        return "There is one CPU."
+        return "This model's share is one CPU."
     fewer, more = (1, setting.threads) if setting.threads > 1 else (1, known.question.cpus)
     rows = setting.max_batch
     alone = [known.seconds(_with(setting, count), rows) for count in (fewer, more)]

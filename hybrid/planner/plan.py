@@ -37,6 +37,7 @@ from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 _QUEUE_BYTES: Final = 256 * MIB
 _QUEUE_ROWS_FLOOR: Final = 512
 _MAX_PREPROCESS: Final = 8
+_PREPROCESS_MEMORY: Final = 0.25
 _STATIC_WAIT_MS: Final = 10.0
 
 
@@ -71,7 +72,7 @@ def first_plan(
     questions = questions_for(machine, models, choices, measured, objective)
     on_cpu = [m for m in models if not has_own_device(m)]
     curves = {key: gains(question) for key, question in questions.items()} if len(on_cpu) > 1 else {}
-    shares = share_cpus(machine, on_cpu, choices, curves)
+    shares = share_cpus(machine, on_cpu, choices, curves, questions)
     sizes = file_bytes or {}
     guesses = {key_of(m): _guess(m, machine, shares, sizes.get(m.name, 0)) for m in models}
     for model in models:
@@ -209,6 +210,12 @@ def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, 
         wait, why = _STATIC_WAIT_MS, "A static batch costs the same however full it is, so it waits a little for rows."
     max_wait_ms = choices.settle("max_wait_ms", wait, why)
     early = choices.settle("early_trigger", max_batch, "Equal to max_batch: nothing is released early on purpose.")
+    if early > max_batch and choices.fixed("max_batch") is None:
+        # Nobody contradicts himself here, and the times, which decide the batch, must not keep a server from starting.
+        choices.reasons["early_trigger"] = (
+            f"Set by {choices.source('early_trigger')} to {early}, but a full batch, of {max_batch}, leaves anyway."
+        )
+        early = max_batch
     return max_batch, max_wait_ms, early
 
 
@@ -240,6 +247,9 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)
         why = f"One process per two of {usable} usable CPUs: decoding images keeps pace with the workers."
+    fitting = max(1, int(_PREPROCESS_MEMORY * machine.memory_limit_bytes) // PROCESS_BYTES)
+    if fitting < processes:
+        processes, why = fitting, f"As many as a quarter of the memory holds ({machine.memory_source})."
     processes = choices.settle("preprocess_processes", processes, why)
     fixed = "preprocess_processes", choices.number("preprocess_processes") or 1, choices.source("preprocess_processes")
     refuse_beyond_memory(machine, model.name, fixed, PROCESS_BYTES)

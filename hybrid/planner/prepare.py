@@ -16,7 +16,7 @@ from hybrid.planner.machine import read_machine
 from hybrid.planner.measures import ModelProfile
 from hybrid.planner.plan import first_plan
 from hybrid.planner.profiles import AUTO, load_profile
-from hybrid.planner.shares import Key, key_of
+from hybrid.planner.shares import Key
 from hybrid.planner.types import Objective, Plan, PlanOverrides, Profile
 
 #: Says what was measured of models on a machine, for an objective, by name and version; may measure it first.
@@ -55,16 +55,12 @@ def plan_here(
     measured = measure(machine, models, objective) if measure is not None else {}
     if measured:
         plans = first_plan(machine, models, loaded, flags, sizes, objective, measured)
-    if measure is not None:
-        plans = tuple(
-            plan if key_of(model) in measured else _not_measured(plan)
-            for model, plan in zip(models, plans, strict=True)
-        )
-    return Prepared(machine, loaded, plans)
+    return Prepared(machine, loaded, tuple(plan if plan.alternatives else _by_rules(plan) for plan in plans))
 
 
-def _not_measured(plan: Plan) -> Plan:
-    reason = f"{plan.reasons['device']} Not measured yet: the numbers come from rules."
+def _by_rules(plan: Plan) -> Plan:
+    """Say so of a plan that no times were weighed for, whoever did not want them or could not take them."""
+    reason = f"{plan.reasons['device']} Not measured: the numbers come from rules."
     return replace(plan, reasons=plan.reasons | {"device": reason})
 
 

@@ -33,6 +33,7 @@ class Fixed(Struct, frozen=True):
     instances: int | None = None
     threads: int | None = None
     max_batch: int | None = None
+    queue_rows: int | None = None
 
 
 def question_for(
@@ -51,6 +52,7 @@ def question_for(
         cpus=cpus,
         memory_bytes=memory_bytes,
         objective=objective,
+        largest_batch=fixed.queue_rows,  # a batch that no queue can hold would be refused
         slo_s=None if model.slo_p99_ms is None else _MODEL_SHARE_OF_SLO * model.slo_p99_ms / 1000.0,
         instances=fixed.instances,
         threads=fixed.threads,
@@ -111,6 +113,7 @@ def questions_for(
             instances=numbers.number("instances"),
             threads=numbers.number("threads_per_instance"),
             max_batch=numbers.number("max_batch"),
+            queue_rows=numbers.number("queue_rows"),
         )
         memory = own_memory(model, machine) if has_own_device(model) else machine.memory_limit_bytes // on_cpu
         question = question_for(model, measured[key], cpu_budget(machine, on_cpu), memory, objective, fixed)

@@ -3,7 +3,7 @@
 Fixed numbers first; then by what the next CPU gains each, where that was measured; evenly where it was not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
@@ -24,23 +24,26 @@ def share_cpus(
     models: Sequence[ModelSettings],
     choices: Mapping[Key, Choices],
     curves: Mapping[Key, Sequence[float]],
+    measured: Collection[Key] = (),
 ) -> dict[Key, int]:
     """CPUs per CPU model: what is fixed is taken off first, the others split the rest, at least 1 each.
 
     `curves[key][n - 1]` is what a model carries on n CPUs. They split by it only when all who share have one: against a
-    guess a measurement would always lose or always win.
+    guess a measurement would always lose or always win. Of a `measured` model whose workers are fixed the threads are
+    open: it has its share as others have, of a CPU for each worker at least.
     """
-    fixed = {key_of(m): taken for m in models if (taken := fixed_cpus(choices[key_of(m)])) is not None}
+    fixed = {key_of(m): taken for m in models if (taken := fixed_cpus(choices[key_of(m)], key_of(m) in measured))}
     open_keys = [key_of(m) for m in models if key_of(m) not in fixed]
+    least = {key: choices[key].number("instances") or 1 for key in open_keys}
     rest = max(cpu_budget(machine, len(models)) - sum(fixed.values()), 0)
     if open_keys and all(key in curves for key in open_keys):
-        shares = split_cpus({key: curves[key] for key in open_keys}, rest)
+        shares = split_cpus({key: curves[key] for key in open_keys}, rest, least)
     else:
         shares = {
-            key: max(1, rest // len(open_keys) + (position < rest % len(open_keys)))
+            key: max(least[key], rest // len(open_keys) + (position < rest % len(open_keys)))
             for position, key in enumerate(open_keys)
         }
-    return {key_of(m): fixed.get(key_of(m)) or shares[key_of(m)] for m in models}
+    return fixed | shares
 
 
 def cpu_budget(machine: MachineFacts, models: int) -> int:
@@ -49,26 +52,35 @@ def cpu_budget(machine: MachineFacts, models: int) -> int:
     return max(usable - front_end_cpus(usable), min(models, usable))
 
 
-def fixed_cpus(choices: Choices) -> int | None:
-    """CPUs of a model whose number of workers somebody fixed."""
-    instances = choices.number("instances")
-    return None if instances is None else instances * (choices.number("threads_per_instance") or 1)
+def fixed_cpus(choices: Choices, measured: bool = False) -> int | None:
+    """CPUs of a model whose number of workers somebody fixed; None where it is open how many it takes.
 
-
-def split_cpus(curves: Mapping[Key, Sequence[float]], budget: int) -> dict[Key, int]:
-    """Share `budget` CPUs by what the next ones gain each, relative to what a model carries on one; at least 1 each.
-
-    A model that gains nothing from more leaves them to the others. The gain looked at is the best per CPU of any number
-    of further ones: a model that needs two more for its next step must not be stuck before it. What nobody gains from
-    goes round in turn.
+    A `measured` one may get more threads for each of them; by rules it has one thread where nobody says otherwise.
     """
-    shares = dict.fromkeys(curves, 1)
-    for _ in range(budget - len(shares)):
-        shares[max(shares, key=lambda key: (_next_gain(curves[key], shares[key]), -shares[key]))] += 1
+    instances, threads = choices.number("instances"), choices.number("threads_per_instance")
+    if instances is None or (threads is None and measured):
+        return None
+    return instances * (threads or 1)
+
+
+def split_cpus(
+    curves: Mapping[Key, Sequence[float]], budget: int, least: Mapping[Key, int] | None = None
+) -> dict[Key, int]:
+    """Share `budget` CPUs by what the next ones gain each, relative to what a model carries on the fewest.
+
+    These are `least` (1 each), whatever the budget is. A model that gains nothing from more leaves them to the others.
+    The gain looked at is the best per CPU of any number of further ones: a model that needs two more for its next step
+    must not be stuck before it. What nobody gains from goes round in turn.
+    """
+    fewest = {key: least[key] if least else 1 for key in curves}
+    shares = dict(fewest)
+    for _ in range(budget - sum(shares.values())):
+        best = max(shares, key=lambda key: (_next_gain(curves[key], shares[key], fewest[key]), -shares[key]))
+        shares[best] += 1
     return shares
 
 
-def _next_gain(curve: Sequence[float], have: int) -> float:
-    now = curve[min(have, len(curve)) - 1]
+def _next_gain(curve: Sequence[float], have: int, fewest: int) -> float:
+    now, first = (curve[min(count, len(curve)) - 1] for count in (have, fewest))
     steps = [(carried - now) / step for step, carried in enumerate(curve[have:], start=1)]
-    return max(steps, default=0.0) / max(curve[0], 1e-12)
+    return max(steps, default=0.0) / max(first, 1e-12)

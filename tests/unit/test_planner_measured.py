@@ -121,6 +121,29 @@ def test_fixed_numbers_stay_and_the_rest_is_chosen_for_them() -> None:
     assert plan(workers=WorkerSettings(instances=1)).instances == 1
 
 
+def test_fixed_workers_get_the_threads_that_serve_most() -> None:
+    one = plan(profile(parallel), flags=PlanOverrides(instances=1))
+    assert (one.instances, one.threads_per_instance) == (1, 2)
+    two = plan(profile(parallel), flags=PlanOverrides(instances=2))
+    assert (two.instances, two.threads_per_instance) == (2, 1)
+
+
+def test_fixed_workers_share_the_cpus_with_other_models() -> None:
+    rising, none = (10.0, 20.0, 30.0, 40.0), (0.0, 10.0, 11.0, 12.0)
+    a, b = ("a", "1"), ("b", "1")
+    assert split_cpus({a: rising, b: none}, 4, {a: 1, b: 2}) == {a: 2, b: 2}
+    assert split_cpus({a: rising, b: rising}, 2, {a: 1, b: 2}) == {a: 1, b: 2}
+
+
+def test_what_was_measured_does_not_contradict_what_somebody_fixed() -> None:
+    small = plan(profile(), slo_p99_ms=30, batching=BatchingSettings(early_trigger=8))
+    assert small.early_trigger == small.max_batch < 8
+    assert small.reasons["early_trigger"].startswith("Set by the model's settings to 8, but a full batch")
+    wide = {"slo_p99_ms": 2000}
+    assert plan(**wide).max_batch > 10
+    assert 1 < plan(**wide, batching=BatchingSettings(queue_rows=10)).max_batch <= 10
+
+
 def test_illegal_batches_fixed_rows_and_memory_bound_the_batch() -> None:
     alone = plan(profile(batching_fault="row 2 differs by 0.5"))
     assert (alone.max_batch, alone.reasons["max_batch"]) == (1, "Rows run alone: row 2 differs by 0.5.")
