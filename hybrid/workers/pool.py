@@ -116,7 +116,7 @@ class WorkerPool:
         `gently` is for a start beside others that serve: few at a time, at a low priority until they are warm.
         """
         seats = list(range(self.plan.instances))
-        at_once = max(1, len(os.sched_getaffinity(0)) // _CPUS_PER_START) if gently else len(seats)
+        at_once = _gentle_starts() if gently else len(seats)
         self._later = deque(seats[at_once:])
         for seat in seats[:at_once]:
             self._start_member(seat, gently=gently)
@@ -294,10 +294,7 @@ class WorkerPool:
         member.close()
         self._idle.set()
         self.changed.set()
-        if not any(other.seat == member.seat for other in self.members.values()):
-            self._restart(member.seat, was_ready=state is MemberState.READY)
-        elif state is MemberState.STARTING:
-            self.seats[member.seat].successor_failed(self._clock())
+        self._after_end(member.seat, state)
 
     def _on_deaf(self, member: Member) -> None:
         """It is about to be gone: a batch that it got now would count as lost by it, without having been run."""
@@ -322,7 +319,15 @@ class WorkerPool:
         self.first_error = self.first_error or cause
         self.seats[seat].ended(cause, lasted=False)
         self.changed.set()
-        self._restart(seat, was_ready=False)
+        self._after_end(seat, MemberState.STARTING)
+
+    def _after_end(self, seat: int, state: MemberState) -> None:
+        """Fill a seat again on which nobody is left. One that retires has a successor, or had one that ended later."""
+        taken = any(one.seat == seat and one.state is not MemberState.RETIRING for one in self.members.values())
+        if not taken and state is not MemberState.RETIRING:
+            self._restart(seat, was_ready=state is MemberState.READY)
+        elif state is MemberState.STARTING:
+            self.seats[seat].successor_failed(self._clock())
 
     def _restart(self, seat: int, *, was_ready: bool) -> None:
         if self._stopping:
@@ -356,6 +361,9 @@ class WorkerPool:
     def _recycle(self, member: Member, now: float) -> None:
         """Start a successor on the same seat; the old one works until it is ready."""
         seat = member.seat
+        # Workers grow alike, and all of them twice is what the memory may not hold.
+        if sum(one.gently and one.state is MemberState.STARTING for one in self.members.values()) >= _gentle_starts():
+            return
         if member.child is None or not self.seats[seat].may_recycle(now):
             return
         if any(other.seat == seat and other is not member for other in self.members.values()):
@@ -370,6 +378,11 @@ class WorkerPool:
         while self.members:
             self._idle.clear()
             await self._idle.wait()
+
+
+def _gentle_starts() -> int:
+    """How many workers may start at once beside others that serve."""
+    return max(1, len(os.sched_getaffinity(0)) // _CPUS_PER_START)
 
 
 def _copied_out(slab: Slab, event: wire.Ran) -> list[Output]:
