@@ -42,21 +42,20 @@ def test_a_server_measures_once_and_plan_shows_what_it_serves(model, tmp_path):
     options = ("--profile", "none")
     with Server(model, config=config, env={"HYBRID_MEASURE": "auto"}, options=options) as server:
         assert "measured echo in" in server.err
+        busy = "while other processes had" in server.err  # then it says so, and may measure again
         served = server.get("/hybrid/v1/plan")[1]
     kept = sorted(path.name for path in cache.iterdir() if path.name != "files.json")
     assert len(kept) == 1
     began = time.monotonic()
     with Server(model, config=config, env={"HYBRID_MEASURE": "auto"}, options=options) as server:
-        assert time.monotonic() - began < 4.0
-        assert server.err == ""
+        assert busy or (time.monotonic() - began < 4.0 and server.err == "")
         again = server.get("/hybrid/v1/plan")[1]
     shown, errors = plan(model, cache=tmp_path / "cache", measure="cached")
-    assert errors == ""
+    assert busy or errors == ""
     for found in (served, again, [shown]):
         assert was_measured(found[0])
-        assert [found[0][key] for key in ("engine", "instances", "threads_per_instance", "max_batch")] == [
-            served[0][key] for key in ("engine", "instances", "threads_per_instance", "max_batch")
-        ]
+        for key in ("engine", "instances", "threads_per_instance", "max_batch"):
+            assert busy or found[0][key] == served[0][key]
 
 
 def test_without_leave_to_measure_nothing_is_started_or_kept(model, tmp_path):
@@ -75,6 +74,18 @@ def test_simulated_devices_are_planned_by_their_declaration(tmp_path, name):
     limits = {"gpu-8g": 30, "gpu-24g": 36, "gpu-80g": 264, "gpu-141g": 471, "gpu-mig-10g": 26}
     assert 1 <= found["max_batch"] <= limits.get(name, 512)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_what_could_not_be_kept_is_known_when_a_server_plans_anew(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    config = CONFIG.format(budget=2, folder=tmp_path / "file" / "probes")
+    with Server(model, config=config, env={"HYBRID_MEASURE": "auto"}, options=("--profile", "none")) as server:
+        assert "cannot be written, so the next start measures again" in server.err
+        status, _ = server.post("/hybrid/v1/plan", {"plan": {"max_wait_ms": 1.0}})
+        assert status == 200
+        (found,) = server.get("/hybrid/v1/plan")[1]
+    assert found["max_wait_ms"] == 1.0
+    assert was_measured(found)
 
 
 def test_ctrl_c_while_measuring_leaves_nothing(model, tmp_path):
