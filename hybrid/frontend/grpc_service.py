@@ -125,7 +125,7 @@ class Service:
     async def _answer(self, inference: Inference, model: ServedModel, deadline: float) -> Answer:
         """Wait for the answer. Cancelled when the client leaves and, by the library, when the call's deadline passes.
 
-        The second must count as late, not as left: the request is then dropped by its own deadline, a moment later.
+        The second must count as late, not as left.
         """
         done: asyncio.Future[Answer] = self._loop.create_future()
         inference.start(deadline, lambda answer: _settle(done, answer))
@@ -137,6 +137,9 @@ class Service:
                     model.tally.failed(ClientGone("the client left"))
             elif time.monotonic() < deadline - _DEADLINE_SLACK_S:
                 inference.cancel()
+            else:  # not left to its own deadline: an answer before that would find nobody and be counted nowhere
+                inference.cancel(counted=False)
+                model.tally.failed(DeadlineExceeded("the deadline of the call passed"))
             raise
 
     def _encoded(self, model: ServedModel, request: InferRequest, answer: InferResponse, received_at: float) -> bytes:

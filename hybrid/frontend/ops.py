@@ -28,13 +28,14 @@ class Operations:
         self._loop = loop
         self._streams: set[StreamWriter] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def handle(self, exchange: Exchange, segments: list[str]) -> bool:
         """Answer if the path is one of ours; return whether it was.
 
         Raises:
             MethodNotAllowed: not a GET.
-            NotReady: too many streams are open.
+            NotReady: too many streams are open, or the server is stopping.
         """
         path = "/".join(segments)
         if path not in ("metrics", "hybrid/v1/snapshot", "hybrid/v1/plan", "hybrid/v1/stream"):
@@ -53,7 +54,8 @@ class Operations:
         return True
 
     def close(self) -> None:
-        """End every open stream."""
+        """End every open stream and begin none: it would last until the server may drain no longer."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for stream in list(self._streams):
@@ -61,6 +63,8 @@ class Operations:
         self._streams.clear()
 
     def _stream(self, exchange: Exchange) -> None:
+        if self._closed:
+            raise NotReady("the server is draining and begins no stream")
         if len(self._streams) >= _MAX_STREAMS:
             raise NotReady(f"{_MAX_STREAMS} streams are open already")
         writer = exchange.start_stream(_EVENTS)

@@ -48,6 +48,10 @@ class FakeChild:
     def ready(self, unbatchable=None, max_rows=None):
         self._on_event(wire.Ready(SIGNATURE, max_rows=max_rows, unbatchable=unbatchable, rss_bytes=1 << 20))
 
+    def run(self, command):
+        """Answer a batch, without any outputs."""
+        self._on_event(wire.Ran(command.batch_id, 0, (), 0.0, 0.0, 0.0))
+
     def gone(self, cause="killed by SIGKILL", *, own=False):
         self._on_gone(End(cause, own))
 
@@ -68,13 +72,15 @@ class ModelWorld:
 
     def request(self, model, rows=1, deadline=float("inf")):
         """Send a request; what comes of it, also a refusal at once, is added to `answers`."""
-        tensor = Tensor("x", "FP32", np.zeros((rows, 1), np.float32))
-        inference = Inference(model, InferRequest((tensor,)), time.monotonic(), 0.0)
+        inference = Inference(model, InferRequest((self.tensor(rows),)), time.monotonic(), 0.0)
         try:
             inference.start(deadline, self.answers.append)
         except HybridError as error:
             self.answers.append(error)
         return inference
+
+    def tensor(self, rows=1):
+        return Tensor("x", "FP32", np.zeros((rows, 1), np.float32))
 
     def _child(self, *arguments):
         self.children.append(FakeChild(*arguments))
