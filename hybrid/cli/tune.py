@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -118,11 +119,13 @@ def tune(model: str, as_json: bool, **options: Any) -> int:
             outcome = _tuned(lab, engines, wanted)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    _write(outcome, wanted)
-    if as_json:
-        print_json(tune_json(outcome))
-    else:
-        _print(outcome, wanted)
+    try:
+        _write(outcome, wanted)
+    finally:  # minutes of measuring are not lost for a folder that cannot be written
+        if as_json:
+            print_json(tune_json(outcome))
+        else:
+            _print(outcome, wanted)
     return 0
 
 
@@ -178,12 +181,13 @@ def _subject(wanted: _Wanted, bounds: Bounds) -> Subject:
 
 def _digest(settings: ModelSettings) -> str:
     """What tells one state of a model from another; a file by its size and time, since reading it takes seconds."""
-    found = []
+    found = [msgspec.json.encode(settings, order="deterministic").decode()]
+    found += [f"{name} {engine_version(name)}" for name in engines_for(settings)]
     for path in model_files(settings):
         with contextlib.suppress(OSError):  # the server that loads it says what is wrong with it
             seen = path.stat()
             found.append(f"{path.resolve()} {seen.st_size} {seen.st_mtime_ns}")
-    return "\n".join(found) or repr(settings.simulated)
+    return "\n".join(found)
 
 
 def _tuned(lab: Lab, engines: tuple[str, ...], wanted: _Wanted) -> Outcome:
@@ -216,11 +220,12 @@ def _write(outcome: Outcome, wanted: _Wanted) -> None:
     """Write profile and report, those that were asked for."""
     machine = read_machine()
     if wanted.save is not None:
+        elsewhere = f"\nIt was the server at {wanted.url}, whichever machine that is on." if wanted.url else ""
         path = save_profile(
             wanted.save,
             overrides_of(outcome.found.setting),
             machine,
-            why(outcome),
+            why(outcome) + elsewhere,
             model=str(outcome.plan["model"]),
             force=wanted.force,
         )
@@ -250,7 +255,7 @@ def _without_secret(arguments: Sequence[str]) -> Iterator[str]:
 
 def _machine(machine: MachineFacts, url: str | None) -> tuple[tuple[str, str], ...]:
     gpus = ", ".join(gpu.name for gpu in machine.gpus)
-    server = [("server", url)] if url is not None else []
+    server = [("server", f"{url}; below is the machine that hybrid tune ran on")] if url is not None else []
     return (
         *server,
         ("CPU", machine.model_name or "unknown"),
@@ -263,10 +268,11 @@ def _machine(machine: MachineFacts, url: str | None) -> tuple[tuple[str, str], .
 
 def _use(outcome: Outcome, wanted: _Wanted) -> Iterator[str]:
     """How to serve by the result."""
+    model = shlex.quote(wanted.model)
     if wanted.save is not None:
-        yield f"hybrid serve {wanted.model} --profile {wanted.save}"
+        yield f"hybrid serve {model} --profile {wanted.save}"
     setting = outcome.found.setting
-    line = f"hybrid serve {wanted.model} --workers {setting.instances} --threads {setting.threads}"
+    line = f"hybrid serve {model} --workers {setting.instances} --threads {setting.threads}"
     line += f" --max-batch {setting.max_batch} --max-wait-ms {setting.max_wait_ms:g}"
     yield line if setting.engine == "simulated" else f"{line} --engine {setting.engine}"
 

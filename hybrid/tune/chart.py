@@ -66,7 +66,8 @@ def chart(series: Sequence[Series], marks: Sequence[Mark], x_title: str, y_title
     if not points:
         return ""
     levels = [y for _, y in points] + [mark.at for mark in marks if not mark.vertical]
-    scale = _Scale(1.05 * max(x for x, _ in points), 0.75 * min(levels), 1.5 * max(levels))
+    places = [x for x, _ in points] + [mark.at for mark in marks if mark.vertical]
+    scale = _Scale(1.05 * max(places), 0.75 * min(levels), 1.5 * max(levels))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" '
         f'aria-label="{escape(y_title)} over {escape(x_title)}">',

@@ -4,6 +4,7 @@ One JSON object per line: first what was searched, then a question with its answ
 what the answers mean. A search that is resumed asks the same questions again and gets the answers from here.
 """
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -59,9 +60,7 @@ class Journal:
             if not whole:
                 self._write(head)
         except OSError as error:
-            raise ConfigError(
-                f"{self.path}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder that can be"
-            ) from error
+            raise self._refused(error) from error
         self.resumed_n = sum(map(len, self._known.values()))
 
     def known(self, ask: Ask) -> Seen | None:
@@ -70,12 +69,25 @@ class Journal:
         return seen.pop(0) if seen else None
 
     def add(self, ask: Ask, seen: Seen) -> None:
-        """Record an answer; it is on the disk when this returns."""
-        self._write(msgspec.json.encode(_Entry(ask.setting, ask.load, seen)))
+        """Record an answer; it is on the disk when this returns.
+
+        Raises:
+            ConfigError: it cannot be written, as on a full disk.
+        """
+        try:
+            self._write(msgspec.json.encode(_Entry(ask.setting, ask.load, seen)))
+        except OSError as error:
+            raise self._refused(error) from error
 
     def close(self) -> None:
         """Close the file, which stays."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written is tried once more, and was reported then
+            self._file.close()
+
+    def _refused(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"{self.path}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder that can be"
+        )
 
     def _write(self, line: bytes) -> None:
         self._file.write(line + b"\n")

@@ -39,11 +39,12 @@ _CONFIRM_SEED: Final = 200  # other arrivals than those that the rate was found 
 
 
 class Rate(Struct, frozen=True):
-    """A rate that held, with what was seen there."""
+    """A rate that held, with what was seen there; not `measured` when that was at a rate above it."""
 
     rps: float
     seen: Seen
     certain: bool
+    measured: bool = True
 
 
 class _Verdict(Struct, frozen=True):
@@ -111,7 +112,8 @@ class Rates:
         likely: Rate | None = None
         for attempt in range(1, _CONFIRMS + 1):
             if not self._book.time_for(_CONFIRM_WINDOWS * self._terms.window_s):
-                return likely or Rate(rate_rps, rate.seen, False)
+                below = self._held_below(setting, rate_rps) if attempt > 1 else None
+                return likely or below or Rate(rate_rps, rate.seen, False, measured=False)
             text = f"confirming {rate_rps:.4g}/s"
             verdict = yield from self._try(setting, rate_rps, single_s, text, confirm=True)
             if verdict.holds:
@@ -130,7 +132,7 @@ class Rates:
             load = Load(seconds, rate_rps=share * best_rps, seed=self._next_seed(), slo_s=self._slo_s or None)
             seen = yield from self._book.ask(setting, load, "curve", f"curve: {load.rate_rps:.4g}/s")
             late = seen.late_n > (1.0 - QUANTILE) * max(1, seen.offered_n)
-            self._book.mark("late" if late else "in time")
+            self._book.mark(f"fail: {seen.failure}" if seen.failure else "late" if late else "in time")
             trials.append(self._book.trials[-1])
         return _curve(trials)
 
@@ -159,6 +161,15 @@ class Rates:
         if verdict == "undecided":
             self._book.mark("pass, not certain" if holds else "fail, not certain")
         return _Verdict(holds, verdict == "pass", likely, seen)
+
+    def _held_below(self, setting: Setting, rate_rps: float) -> Rate | None:
+        """The largest rate that was seen to hold on the way up and is not above one that now failed."""
+        held = [
+            Rate(trial.ask.load.rate_rps, trial.seen, False)
+            for trial in self._book.trials
+            if trial.ask.setting == setting and trial.ask.stage == "rate" and trial.verdict.startswith("pass")
+        ]
+        return max((one for one in held if one.rps <= rate_rps), key=lambda one: one.rps, default=None)
 
     def _next_seed(self) -> int:
         self._seed += 1

@@ -46,7 +46,7 @@ def not_worth_it(scores: Mapping[Setting, float]) -> dict[Setting, str]:
         gain = 100.0 * (scores[setting] / scores[simpler] - 1.0) if scores[simpler] else 0.0
         what = f"waiting {setting.max_wait_ms:g} ms" if setting.max_wait_ms else f"batch {setting.max_batch}"
         worth = f"gains only {gain:.0f} %" if gain >= 0.5 else "gains nothing"
-        reasons[setting] = f"{what} {worth} over batch {simpler.max_batch}, which is kept"
+        reasons[setting] = f"{what} {worth} over batch {simpler.max_batch}"
     return reasons
 
 

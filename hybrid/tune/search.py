@@ -23,6 +23,10 @@ from hybrid.tune.values import Curve, Found, Terms
 _FINALISTS: Final = 2
 #: Without an objective: the 99th percentile within this many times a single request, where batching has room to pay.
 _OWN_OBJECTIVE: Final = 10.0
+_NO_TIME: Final = (
+    "there was no time left to measure the rate that is given: it is below one that held, whose p99 it has; a larger"
+    " --budget-s would do"
+)
 
 
 class _Best(Struct, frozen=True):
@@ -31,6 +35,7 @@ class _Best(Struct, frozen=True):
     p99_s: float | None
     certain: bool
     curve: Curve
+    note: str = ""
 
 
 def search(bounds: Bounds, terms: Terms, budget_s: float, most: int = MOST) -> Steps[Found]:
@@ -53,7 +58,11 @@ def search(bounds: Bounds, terms: Terms, budget_s: float, most: int = MOST) -> S
     book.todo_s["round"] = 0.0
     if not scored:
         raise StartupError(f"no setting could be used; {_first_reason(book)}")
-    if terms.objective == "throughput":
+    throughput = terms.objective == "throughput"
+    for entry in scored[1 if throughput else _FINALISTS :]:
+        share = 100.0 * entry.score / scored[0].score if scored[0].score else 0.0
+        book.reject(entry.setting, "round", f"{share:.0f} % of the round's best, and no time for another round")
+    if throughput:
         best = yield from _saturated(book, scored[0], terms)
     else:
         best = yield from _goodput(book, scored, terms, singles)
@@ -69,7 +78,7 @@ def search(bounds: Bounds, terms: Terms, budget_s: float, most: int = MOST) -> S
         default=default,
         gain_over_default=_gain(book, best.setting, default),
         single_s=single_s,
-        notes=_notes(book),
+        notes=(*((best.note,) if best.note else ()), *_notes(book)),
     )
 
 
@@ -132,6 +141,8 @@ def _goodput(book: Book, scored: list[Scored], terms: Terms, singles: Mapping[Sh
             best = entry.setting, found
         elif best is not None:
             book.reject(entry.setting, "rate", f"does not hold {beat_rps:.4g}/s as the best does")
+        else:
+            book.reject(entry.setting, "rate", "held none of the rates that were tried")
     book.todo_s["rate"] = 0.0
     confirmed = None
     if best is not None:
@@ -141,7 +152,8 @@ def _goodput(book: Book, scored: list[Scored], terms: Terms, singles: Mapping[Sh
         raise StartupError(_nothing_holds(book, terms.slo_s))
     at = next((t for t in reversed(book.trials) if t.seen is confirmed.seen), None)
     curve = yield from rates.curve(best[0], at, confirmed.rps)
-    return _Best(best[0], confirmed.rps, confirmed.seen.p99_s, confirmed.certain, curve)
+    note = "" if confirmed.measured else _NO_TIME
+    return _Best(best[0], confirmed.rps, confirmed.seen.p99_s, confirmed.certain, curve, note)
 
 
 def _saturated(book: Book, winner: Scored, terms: Terms) -> Steps[_Best]:

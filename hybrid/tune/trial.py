@@ -202,15 +202,17 @@ class Lab:
         # Late sends are late answers, too: a lag of a twentieth of the objective moves no verdict by more than that,
         # and to the safe side. Where server and generator share two CPUs, a tighter limit would void good runs.
         lag_s = _LAG_S if slo_s is None else max(_LAG_S, _LAG_SHARE * slo_s)
-        open_s = _TIMES_SLO * slo_s + 1.0 if slo_s is not None and load.rate_rps else _TIMEOUT_S
+        soon_s = _TIMES_SLO * slo_s + 1.0 if slo_s is not None and load.rate_rps else _TIMEOUT_S
+        # Never within the objective: what would come in time would be given up.
+        timeout_s = max(min(_TIMEOUT_S, soon_s), (slo_s or 0.0) + 1.0)
         return LoadSpec(
             url=self._target.infer_url(self.served.name),
             payloads=self._rows(load.rows),
             arrivals=Poisson(load.rate_rps, load.seed) if load.rate_rps else Closed(load.clients),
             seconds=load.seconds,
             warmup_s=warm_s,
-            timeout_s=min(_TIMEOUT_S, open_s),
-            drain_s=min(_TIMEOUT_S, open_s),
+            timeout_s=timeout_s,
+            drain_s=timeout_s,
             slo_s=slo_s,
             late_limit=load.late_limit if slo_s is not None else None,
             lag_limit_s=lag_s,

@@ -1,5 +1,7 @@
 """The journal: what was written is there again, whatever happened to its end."""
 
+import os
+
 import pytest
 from msgspec.structs import replace
 
@@ -80,6 +82,15 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
         Journal(tmp_path / "file" / "tune", SUBJECT, resume=False)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has it")
+def test_a_full_disk_is_one_line(tmp_path):
+    journal = Journal(tmp_path, SUBJECT, resume=False)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), journal._file.fileno())
+    with pytest.raises(ConfigError, match="No space left"):
+        journal.add(ASK, SEEN)
+    journal.close()
 
 
 def test_the_folder_follows_xdg(monkeypatch, tmp_path):

@@ -108,6 +108,11 @@ def test_a_chart_puts_points_where_they_belong():
     assert chart([Series("p99", "#000", ())], [], "x", "y") == ""
 
 
+def test_a_mark_beyond_the_points_is_on_the_chart():
+    drawn = chart([Series("p99", "#000", ((10, 10.0),))], [Mark(40, "best", "#111", True)], "x", "y")
+    assert float(re.search(r'x1="([\d.]+)" y1="34"', drawn)[1]) < 860
+
+
 def test_ticks_are_round():
     assert ticks(100.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
     assert ticks(0.7)[:3] == pytest.approx([0.0, 0.1, 0.2])

@@ -1,17 +1,26 @@
 """What is found out before a search: which engines answer alike, how large a batch is made; and what is put back."""
 
+import contextlib
+import importlib
 import json
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-from hybrid.cli.tune import _without_secret
-from hybrid.errors import StartupError
-from hybrid.load.payloads import PayloadSettings
+from hybrid.cli.tune import _digest, _without_secret
+from hybrid.config import BatchingSettings, ModelSettings
+from hybrid.errors import ConfigError, StartupError
+from hybrid.load.payloads import Payload, PayloadSettings
+from hybrid.load.report import LoadResult
 from hybrid.load.target import Refused
-from hybrid.tune import run
+from hybrid.planner.measures import Setting
+from hybrid.tune import run, trial
 from hybrid.tune.run import alike, bounds_of, running_lab
 from hybrid.tune.trial import Lab
+from hybrid.tune.values import Ask, Load
+
+cli_tune = importlib.import_module("hybrid.cli.tune")
 
 
 class Answers:
@@ -53,6 +62,9 @@ class Fake:
     def metadata(self, model):
         return None
 
+    def infer_url(self, model):
+        return f"{self.base}/{model}"
+
     def snapshot(self):
         return SimpleNamespace(models=(), host=SimpleNamespace(usable_cpus=2))
 
@@ -83,6 +95,60 @@ def test_the_largest_batch_is_what_a_server_makes_when_asked_for_more(server, la
     lab = Lab(server, "m", PayloadSettings())
     assert bounds_of(lab, ("e",), 2, 32).largest == largest
     assert server.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("load", "timeout_s"),
+    [
+        (Load(1.0, clients=4), 30.0),
+        (Load(1.0, clients=4, slo_s=0.1), 30.0),
+        (Load(1.0, rate_rps=9.0, slo_s=0.1), 1.4),
+        (Load(1.0, clients=4, slo_s=60.0), 61.0),  # an answer after 40 s is in time
+        (Load(1.0, rate_rps=9.0, slo_s=60.0), 61.0),
+    ],
+)
+def test_no_request_is_given_up_that_may_be_in_time(monkeypatch, load, timeout_s):
+    specs = []
+
+    def ran(spec):
+        specs.append(spec)
+        return LoadResult(mode="closed", seconds=1.0)
+
+    monkeypatch.setattr(trial, "run", ran)
+    monkeypatch.setattr(trial, "for_model", lambda metadata, settings: (Payload(b"{}"),))
+    monkeypatch.setattr(trial, "window", lambda *_: None)
+    Lab(Fake(), "m", PayloadSettings()).measure(Ask(Setting("e", 2, 1, 8), load, "round"))
+    assert (specs[0].timeout_s, specs[0].drain_s) == (timeout_s, timeout_s)
+
+
+@pytest.mark.parametrize("key", ["early_trigger", "queue_rows"])
+def test_answers_of_a_model_that_was_set_otherwise_are_not_taken_for_its_own(key):
+    first, same, other = (ModelSettings(name="m", batching=BatchingSettings(**{key: n})) for n in (4, 4, 8))
+    assert _digest(first) == _digest(same) != _digest(other)
+
+
+def test_an_upgraded_engine_begins_anew(monkeypatch):
+    settings = ModelSettings(name="m", file="nowhere/m.onnx")
+    before = _digest(settings)
+    monkeypatch.setattr(cli_tune, "engine_version", lambda name: "next")
+    assert _digest(settings) != before
+
+
+def test_a_result_that_cannot_be_saved_is_shown_all_the_same(monkeypatch):
+    def refused(*_):
+        raise ConfigError("read-only")
+
+    @contextlib.contextmanager
+    def lab(wanted):
+        yield None, ()
+
+    monkeypatch.setattr(cli_tune, "_lab", lab)
+    monkeypatch.setattr(cli_tune, "_tuned", lambda *_: "outcome")
+    monkeypatch.setattr(cli_tune, "_write", refused)
+    monkeypatch.setattr(cli_tune, "tune_json", lambda outcome: {"best": outcome})
+    done = CliRunner().invoke(cli_tune.tune, ["m", "--json"])
+    assert isinstance(done.exception, ConfigError)
+    assert json.loads(done.stdout) == {"best": "outcome"}
 
 
 def test_an_interrupted_way_back_is_begun_again(monkeypatch):

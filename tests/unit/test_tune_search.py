@@ -1,12 +1,15 @@
 """The search against servers on paper, whose best setting is known."""
 
 import pytest
+from msgspec.structs import replace
 from tune_world import World
 
 from hybrid.errors import ConfigError, StartupError
+from hybrid.tune.book import Book
+from hybrid.tune.rates import Rate, Rates
 from hybrid.tune.search import search
 from hybrid.tune.seeds import Bounds, default_setting, space
-from hybrid.tune.values import Load, Seen, Terms
+from hybrid.tune.values import Answer, Ask, Load, Seen, Terms, Trial
 
 BOUNDS = Bounds(("one",), 2)
 BUDGET_S = 240.0
@@ -71,7 +74,58 @@ def test_everyone_that_fell_out_is_told_why(found):
     out = {t.ask.setting: t.rejected for t in found.trials if t.rejected}
     tried = {t.ask.setting for t in found.trials if t.ask.stage == "round"}
     assert tried - out.keys() == {found.setting}
-    assert any("which is kept" in why for why in out.values())  # a larger batch that gains under 5 %
+    assert any(" over batch " in why for why in out.values())  # a larger batch that gains under 5 %
+
+
+@pytest.mark.parametrize("terms", [Terms(slo_s=0.2), Terms("throughput")])
+def test_everyone_is_told_why_also_when_the_time_is_over(terms):
+    found = found_by(World(two_cpus), terms, budget_s=30.0)
+    out = {t.ask.setting: t.rejected for t in found.trials if t.rejected}
+    assert {t.ask.setting for t in found.trials if t.ask.stage == "round"} - out.keys() == {found.setting}
+    assert any(why.endswith("% of the round's best, and no time for another round") for why in out.values())
+
+
+class Failing(World):
+    """Every rate is too much, of the streams that `of` picks."""
+
+    def __init__(self, of):
+        super().__init__(two_cpus)
+        self.of = of
+
+    def see(self, setting, load):
+        seen = super().see(setting, load)
+        return replace(seen, late_n=seen.offered_n, stopped=True) if load.rate_rps and self.of(setting, load) else seen
+
+
+def test_a_finalist_that_holds_no_rate_is_told_so():
+    first = []
+
+    def of_the_first(setting, load):
+        first.append(setting)
+        return setting == first[0]
+
+    found = found_by(Failing(of_the_first), Terms(slo_s=0.2))
+    out = {t.ask.setting: t.rejected for t in found.trials if t.rejected}
+    assert found.setting != first[0]
+    assert out[first[0]] == "held none of the rates that were tried"
+
+
+def test_a_rate_that_was_not_measured_is_not_passed_off_as_one():
+    short = found_by(World(two_cpus), Terms(slo_s=0.2), budget_s=30.0)
+    assert short.rps not in [t.ask.load.rate_rps for t in short.trials]
+    assert "no time left to measure the rate" in short.notes[0]
+
+
+def test_without_time_a_rate_that_held_is_confirmed_in_place_of_one_that_did_not():
+    setting, book = default_setting(BOUNDS), Book(BUDGET_S)
+    asks = [Ask(setting, Load(1.0, rate_rps=rate), "rate") for rate in (100.0, 140.0, 150.0, 160.0)]
+    book.trials = [Trial(ask, Seen(p99_s=0.1), "pass") for ask in asks]
+    book.mark("fail")
+    steps = Rates(book, Terms(slo_s=0.2), 0.2).confirm(setting, Rate(150.0, Seen(p99_s=0.15), True), None)
+    assert next(steps).load.rate_rps == pytest.approx(0.97 * 150.0)
+    with pytest.raises(StopIteration) as end:
+        steps.send(Answer(Seen(offered_n=100, late_n=100, stopped=True), left_s=0.0))
+    assert end.value.value == Rate(100.0, Seen(p99_s=0.1), False)
 
 
 def test_the_confirmation_uses_other_arrivals_and_comes_after(found):
