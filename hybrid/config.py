@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct, field
 
 Positive = Annotated[int, Meta(ge=1)]
+#: Rows, processes or threads: beyond it is a slip of the hand, and the planner cannot compute with it.
+Number = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=86_400)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -69,9 +71,9 @@ class BatchingSettings(Settings, frozen=True):
     # static: every batch is run with exactly `max_batch` rows of one length, filled up where requests give fewer.
     kind: Literal["dynamic", "static"] = "dynamic"
     static_length: Positive | None = None  # length along dimension 1 of `pad_inputs`; text: `max_tokens` when unset
-    max_batch: Positive | None = None
+    max_batch: Number | None = None
     max_wait_s: Seconds | None = None
-    early_trigger: Positive | None = None
+    early_trigger: Number | None = None
     queue_rows: Positive | None = None
     queue_bytes: Positive | None = None
     # Where `pad_inputs` names any. sorted: a batch is the most urgent request and its neighbours by length. classes:
@@ -87,8 +89,8 @@ class WorkerSettings(Settings, frozen=True):
     """How worker processes are cared for."""
 
     device: str = "cpu"  # cpu, cuda or cuda:N (torch, onnxruntime), gpu, gpu.N or auto (openvino)
-    instances: Positive | None = None
-    threads: Positive | None = None
+    instances: Number | None = None
+    threads: Number | None = None
     pin: bool = True
     start_timeout_s: PositiveSeconds = 120.0
     heartbeat_timeout_s: PositiveSeconds = 3.0
@@ -134,7 +136,7 @@ class PreprocessSettings(Settings, frozen=True):
     item_timeout_s: PositiveSeconds = 5.0
     on_timeout: Literal["reject", "downgrade"] = "reject"
     cache_bytes: Count = 0  # of results; 0 keeps none
-    processes: Positive | None = None
+    processes: Number | None = None
     # Texts of a request up to so many bytes together are tokenised in the server process; 0: all go to the pool.
     inline_bytes: Annotated[int, Meta(ge=0, le=1024)] = 192
     queue_items: Positive = 1024

@@ -32,6 +32,8 @@ ENVIRONMENT: Final[dict[str, str]] = {
 }
 #: Values of these fields never appear in a message, whatever is wrong with them.
 SECRET_FIELDS: Final = frozenset({"api_keys", "admin_token"})
+#: Beyond it JSON's numbers are not exact, and from 2**63 on nothing that is made of one could be sent.
+_MOST: Final = 2**53
 _PREFIX: Final = "HYBRID_"
 _SHOWN_CHARACTERS: Final = 60
 _BOUNDS: Final = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -160,6 +162,8 @@ def _convert(hint: Any, value: object, where: str, key: str) -> Any:
     if nested is not None and isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
         # a list of tables, such as [[inputs]]; counted from 1, as people count
         return tuple(load_settings(nested, item, where, f"{key}.{at}.") for at, item in enumerate(value, 1))
+    if _beyond(value):
+        raise ConfigError(f"{where}: `{key}`: expected no number beyond {_MOST}, got {_shown(key, value)}")
     try:
         if not _finite(value):  # TOML has nan and inf, and nan would slip through an open range
             raise msgspec.ValidationError
@@ -178,6 +182,12 @@ def _finite(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return all(map(_finite, value)) if isinstance(value, list | tuple) else True
+
+
+def _beyond(value: object) -> bool:
+    if isinstance(value, int):
+        return abs(value) > _MOST
+    return any(map(_beyond, value)) if isinstance(value, list | tuple) else False
 
 
 def _shown(key: str, value: object) -> str:

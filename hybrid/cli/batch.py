@@ -38,9 +38,9 @@ _FORMATS = ["jsonl", "text", "images", "npy"]
 @click.option(
     "--batching", type=click.Choice(["dynamic", "static"]), default=None, help="Batches of any shape, or of one."
 )
-@click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes.")
-@click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
+@click.option("--max-batch", type=click.IntRange(1, 1_000_000), default=None, help="Most rows of a batch.")
+@click.option("--workers", type=click.IntRange(1, 1_000_000), default=None, help="Worker processes.")
+@click.option("--threads", type=click.IntRange(1, 1_000_000), default=None, help="Engine threads per worker.")
 @click.option("--profile", default=NONE, show_default=True, help="auto, none, a name or a TOML file.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

@@ -59,9 +59,9 @@ from hybrid.telemetry.logs import setup_logging
     help="Engine for every model.  [default: the plan's choice]",
 )
 @measuring_options
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Worker processes per model.")
-@click.option("--threads", type=click.IntRange(min=1), default=None, help="Engine threads per worker.")
-@click.option("--max-batch", type=click.IntRange(min=1), default=None, help="Most rows of a batch.")
+@click.option("--workers", type=click.IntRange(1, 1_000_000), default=None, help="Worker processes per model.")
+@click.option("--threads", type=click.IntRange(1, 1_000_000), default=None, help="Engine threads per worker.")
+@click.option("--max-batch", type=click.IntRange(1, 1_000_000), default=None, help="Most rows of a batch.")
 @click.option(
     "--max-wait-ms", type=FiniteRange(min=0, max=86_400_000), default=None, help="Longest wait for a fuller batch."
 )

@@ -22,8 +22,7 @@ from hybrid.facts import MachineFacts
 from hybrid.models.catalog import resolve
 from hybrid.planner.guess import front_end_cpus
 from hybrid.planner.machine import read_machine
-from hybrid.planner.profile_files import check_name
-from hybrid.planner.profiles import known_profiles, save_profile
+from hybrid.planner.profiles import check_free, save_profile
 from hybrid.probing.fingerprint import engine_version, model_files
 from hybrid.tune.html import Context, report_html
 from hybrid.tune.journal import Journal, Subject, cache_folder
@@ -86,7 +85,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 @click.option(
     "--settings",
     "most",
-    type=click.IntRange(min=2),
+    type=click.IntRange(2, 1_000_000),
     default=MOST,
     show_default=True,
     help="Most settings that get a load test.",
@@ -94,7 +93,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 @click.option(
     "--max-batch",
     "largest",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000),
     default=BATCHES[-1],
     show_default=True,
     help="Largest batch to try on a CPU.",
@@ -133,8 +132,8 @@ def _wanted(model: str, options: dict[str, Any]) -> _Wanted:
     slo_ms, objective, save, report = (options[key] for key in ("slo_p99_ms", "objective", "save", "report"))
     if objective == "throughput" and slo_ms is not None:
         raise click.UsageError("--slo-p99-ms is for --objective latency; throughput looks at no latency")
-    if save is not None and check_name(save) in known_profiles(here=False) and not options["force"]:
-        raise ConfigError(f"profile `{save}` exists already; --force puts the new one in its place")
+    if save is not None:
+        check_free(save, options["force"])
     if report is not None and not report.resolve().parent.is_dir():
         raise ConfigError(f"--report {report}: its folder does not exist")
     terms = Terms(objective, None if slo_ms is None else slo_ms / 1000.0, options["seconds_per_trial"])

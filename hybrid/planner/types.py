@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from hybrid.config import Positive, Settings
+from hybrid.config import Number, Positive, Settings
 
 #: What a plan is good at: answering soon, or finishing much work that waits already.
 Objective = Literal["latency", "throughput"]
@@ -77,15 +77,15 @@ class PlanOverrides(Settings, frozen=True):
     """Numbers of a plan that somebody fixed; None leaves one alone. The keys are those of the plan's JSON form."""
 
     engine: Literal["onnxruntime", "openvino", "torch"] | None = None
-    instances: Positive | None = None
-    threads_per_instance: Positive | None = None
-    max_batch: Positive | None = None
+    instances: Number | None = None
+    threads_per_instance: Number | None = None
+    max_batch: Number | None = None
     max_wait_ms: Annotated[float, Meta(ge=0, le=86_400_000)] | None = None
-    early_trigger: Positive | None = None
+    early_trigger: Number | None = None
     batching: Literal["dynamic", "static", "off"] | None = None
     queue_rows: Positive | None = None
     queue_bytes: Positive | None = None
-    preprocess_processes: Positive | None = None
+    preprocess_processes: Number | None = None
     pipeline_depth: Annotated[int, Meta(ge=1, le=4)] | None = None
     pin: bool | None = None
 

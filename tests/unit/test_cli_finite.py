@@ -29,3 +29,11 @@ def test_what_is_no_finite_number_is_bad_usage(
 def test_a_wait_is_as_long_as_a_profile_may_say_and_no_longer(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--max-wait-ms", "86400001"]) == 2
     assert "86400000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["serve", "--workers"], ["serve", "--max-batch"], ["batch", "m", "i", "--threads"]], ids=" ".join
+)
+def test_numbers_beyond_every_machine_are_bad_usage(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "99999999999999999999"]) == 2
+    assert f"'{command[-1]}'" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from hybrid.config import Config, ImageSettings, ModelSettings, TensorSettings, 
 from hybrid.config_file import load_config, load_settings, load_toml, nearest, replace_setting
 from hybrid.errors import ConfigError
 from hybrid.planner.profiles import ProfileFile
+from hybrid.planner.types import PlanOverrides
 
 
 def refusal(data: dict[str, object], cls: type = ModelSettings) -> str:
@@ -75,6 +76,14 @@ def test_wrong_values_name_key_expectation_and_value(data: dict[str, object], pa
     assert message.startswith("model.toml: `")
     assert all(part in message for part in parts), message
     assert len(message) < 250
+
+
+def test_numbers_that_are_too_large_are_refused_before_anybody_computes_with_them() -> None:
+    with pytest.raises(ConfigError, match=r"`max_batch`: expected an integer >= 1 and <= 1e\+06, got 1000001"):
+        load_settings(PlanOverrides, {"max_batch": 1_000_001}, "p.toml")
+    with pytest.raises(ConfigError, match="`queue_rows`: expected no number beyond 9007199254740992, got 99999"):
+        load_settings(PlanOverrides, {"queue_rows": 10**20 - 1}, "p.toml")
+    assert load_settings(PlanOverrides, {"queue_rows": 2**53}, "p.toml").queue_rows == 2**53
 
 
 def test_missing_key() -> None:
