@@ -102,6 +102,10 @@ class Inference:
             self._close()
             model.tally.failed(error)
             raise
+        except Exception:
+            log.exception("model %s: a request could not be queued", model.name)
+            self._close()
+            raise self._fault() from None
 
     def cancel(self, *, counted: bool = True) -> None:
         """The client left: nothing more is computed for it that has not started.
@@ -165,6 +169,10 @@ class Inference:
             self._enqueue_rows(result.rows)
         except HybridError as error:
             self._answer_error(error)
+        except Exception:
+            log.exception("model %s: a request could not be queued", self._model.name)
+            if (on_answer := self._close()) is not None:
+                on_answer(self._fault())
 
     # Queue ---------------------------------------------------------------------------------------------------------
 
@@ -199,8 +207,8 @@ class Inference:
     def _enqueue(self, tensors: tuple[Tensor, ...], rows: int, size: int, sizes: Sequence[int] = ()) -> None:
         self._refuse_oversized(rows)
         nbytes = max(self._held_bytes, sum(tensor.nbytes for tensor in tensors))
-        if nbytes > self._model.plan.queue_bytes:
-            limit = self._model.plan.queue_bytes
+        limit = self._model.plan.queue_bytes
+        if nbytes > limit:
             raise TooLarge(
                 f"{nbytes} bytes in one request; the queue of {self._model.name} holds {limit} (queue_bytes)"
             )
@@ -213,7 +221,7 @@ class Inference:
             raise BadRequest(
                 f"a row has length {size}; static batching runs rows of {longest} (batching.static_length)"
             )
-        self._ticket = Ticket(
+        ticket = Ticket(
             rows=rows,
             payload=tensors,
             nbytes=nbytes,
@@ -223,14 +231,11 @@ class Inference:
             deadline=self._deadline,
             on_done=self._on_done,
         )
-        self._ticket.sizes = sizes
+        ticket.sizes = sizes
         if size:
             self._model.note_sizes(sizes or (size,) * rows)
-        try:
-            self._model.scheduler.submit(self._ticket)
-        except HybridError:
-            self._ticket = None
-            raise
+        self._model.scheduler.submit(ticket)
+        self._ticket = ticket
 
     def _on_done(self, ticket: Ticket) -> None:
         if ticket.outcome is not Outcome.OK:
@@ -242,11 +247,8 @@ class Inference:
         try:
             on_answer(self._response(ticket))
         except Exception:
-            # A fault of ours in making the answer. Said as an error, because the client would wait for ever otherwise.
             log.exception("model %s: an answer could not be made", self._model.name)
-            error = InferenceFailed(f"model {self._model.name}: internal error while the answer was made")
-            self._model.tally.failed(error)
-            on_answer(error)
+            on_answer(self._fault())
 
     def _response(self, ticket: Ticket) -> InferResponse:
         outputs = ticket.result
@@ -278,6 +280,12 @@ class Inference:
     def _not_ready(self) -> NotReady:
         why = self._model.why_not_ready or "the server is shutting down and had no time to finish this request"
         return NotReady(f"model {self._model.name} is not ready: {why}")
+
+    def _fault(self) -> InferenceFailed:
+        """Count a fault of ours, and return what the client is told, who would wait for ever otherwise."""
+        error = InferenceFailed(f"model {self._model.name}: internal error; the server's log has more")
+        self._model.tally.failed(error)
+        return error
 
     def _answer_error(self, error: HybridError) -> None:
         on_answer = self._close()

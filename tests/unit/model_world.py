@@ -72,12 +72,15 @@ class ModelWorld:
 
     def request(self, model, rows=1, deadline=float("inf")):
         """Send a request; what comes of it, also a refusal at once, is added to `answers`."""
-        inference = Inference(model, InferRequest((self.tensor(rows),)), time.monotonic(), 0.0)
+        inference = self.inference(model, rows)
         try:
             inference.start(deadline, self.answers.append)
         except HybridError as error:
             self.answers.append(error)
         return inference
+
+    def inference(self, model, rows=1):
+        return Inference(model, InferRequest((self.tensor(rows),)), time.monotonic(), 0.0)
 
     def tensor(self, rows=1):
         return Tensor("x", "FP32", np.zeros((rows, 1), np.float32))

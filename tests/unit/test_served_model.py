@@ -7,9 +7,20 @@ from model_world import ModelWorld
 from msgspec.structs import replace
 
 from hybrid.errors import NotReady
+from hybrid.preprocess.job import Prepared
 from hybrid.workers import wire
 
 WHY = "row 1 differs"
+
+
+class Step:
+    """A preprocess step that cannot put rows together."""
+
+    def tokens(self, rows):
+        return 0
+
+    def assemble(self, rows):
+        raise MemoryError
 
 
 @pytest.fixture
@@ -77,3 +88,21 @@ async def test_nothing_is_taken_in_once_the_end_has_begun(world):
     await stopping
     assert isinstance(world.answers[0], NotReady)
     assert model.open_n == 0
+
+
+async def test_a_fault_of_ours_is_an_answer_and_leaves_nothing_open(world, monkeypatch, caplog):
+    model = started(world)
+    world.children[0].ready()
+
+    def fail(ticket):
+        raise MemoryError
+
+    monkeypatch.setattr(model.scheduler, "submit", fail)
+    world.request(model)
+    late = world.inference(model)
+    late._on_answer, model.open_n = world.answers.append, 1
+    model.preprocessor = Step()
+    late._on_prepared(Prepared((), 0.0))
+    assert [str(answer) for answer in world.answers] == ["model m: internal error; the server's log has more"] * 2
+    assert (model.open_n, model.tally.failed_n) == (0, 2)
+    assert caplog.text.count("could not be queued") == 2
