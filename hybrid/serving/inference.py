@@ -216,8 +216,7 @@ class Inference:
         key, size = lane_of(tensors, pad, size)
         if not pad:  # rows of one shape only share a batch: at most their area tells them apart
             size = self._model.area_of(tensors)
-        longest = self._model.plan.static_length
-        if longest and size > longest:
+        if 0 < (longest := self._model.plan.static_length) < size:
             raise BadRequest(
                 f"a row has length {size}; static batching runs rows of {longest} (batching.static_length)"
             )
