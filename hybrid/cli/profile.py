@@ -16,11 +16,12 @@ from hybrid.models.catalog import resolve_all
 from hybrid.planner.machine import read_machine
 from hybrid.planner.matching import conditions
 from hybrid.planner.prepare import plan_here
-from hybrid.planner.profile_files import AUTO, NONE, check_name, choose
+from hybrid.planner.profile_files import AUTO, NONE, choose
 from hybrid.planner.profile_text import overrides_of
 from hybrid.planner.profiles import (
     Listed,
     ProfileFile,
+    check_free,
     known_profiles,
     listed_profiles,
     load_profile,
@@ -99,7 +100,7 @@ def new(name: str, model: str | None, force: bool) -> None:
 
     Without MODEL it fixes nothing and explains every key.
     """
-    check_name(name)
+    check_free(name, force)
     if model is None:
         machine = read_machine()
         path = save_profile(name, PlanOverrides(), machine, "A profile to be filled in.", force=force)

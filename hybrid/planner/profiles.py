@@ -16,7 +16,7 @@ from hybrid.facts import MachineFacts
 from hybrid.planner.matching import matches, specificity
 from hybrid.planner.profile_files import AUTO as AUTO
 from hybrid.planner.profile_files import NONE as NONE
-from hybrid.planner.profile_files import chosen, folders, write_profile
+from hybrid.planner.profile_files import check_name, chosen, config_folder, folders, write_profile
 from hybrid.planner.profile_text import profile_text
 from hybrid.planner.types import Match, PlanOverrides, Profile
 
@@ -144,11 +144,23 @@ def save_profile(
     Raises:
         ConfigError: the name cannot be one, is taken, or the file cannot be written.
     """
-    shipped = {path for key, path in known_profiles(here=False).items() if key == name}
-    text = profile_text(name, overrides, machine, why, model, reasons or {})
-    if shipped and not force:
-        raise ConfigError(f"profile `{name}` exists already ({shipped.pop()}); --force puts this one in its place")
-    return write_profile(name, text, force)
+    check_free(name, force)
+    return write_profile(name, profile_text(name, overrides, machine, why, model, reasons or {}), force)
+
+
+def check_free(name: str, force: bool) -> None:
+    """See that a profile may be saved under a name, and is what that name brings in then.
+
+    Raises:
+        ConfigError: the name cannot be one, is taken (without `force`), or means a file of the current directory.
+    """
+    known = known_profiles(here=False).get(check_name(name))
+    if known is not None and not force:
+        raise ConfigError(f"profile `{name}` exists already ({known}); --force puts the new one in its place")
+    local, user = known_profiles().get(name), config_folder()
+    mine = None if user is None else (user / "profiles" / f"{name}.toml").resolve()
+    if local is not None and not local.is_absolute() and local.resolve() != mine:
+        raise ConfigError(f"profile `{name}` would not be taken here, but {local} in its place; take another name")
 
 
 def _best_match(machine: MachineFacts) -> Profile | None:

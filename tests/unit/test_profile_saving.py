@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from profile_world import GIB, machine, user_folder
+from profile_world import GIB, machine, user_folder, write
 
 from hybrid.errors import ConfigError
 from hybrid.facts import GpuFacts, MachineFacts
@@ -61,6 +61,23 @@ def test_nothing_is_replaced_without_force(user: Path) -> None:
     assert found is not None
     assert found.plan.max_batch == 3
     assert os.listdir(user / "profiles") == ["mine.toml"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_name_that_brings_in_another_file_here_is_refused(user: Path, tmp_path: Path, force: bool) -> None:
+    write(tmp_path / "profiles", "mine", "")
+    with pytest.raises(ConfigError, match=r"would not be taken here, but profiles/mine\.toml in its place"):
+        save_profile("mine", PlanOverrides(max_batch=1), machine(), "one", force=force)
+    assert not user.exists()
+
+
+def test_the_users_folder_may_be_the_current_one(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_profile("mine", PlanOverrides(max_batch=1), machine(), "one")
+    monkeypatch.chdir(user)
+    save_profile("mine", PlanOverrides(max_batch=2), machine(), "two", force=True)
+    found = load_profile("mine", machine())
+    assert found is not None
+    assert found.plan.max_batch == 2
 
 
 def test_a_saved_profile_is_not_taken_by_itself_until_its_match_is_switched_on(user: Path) -> None:
