@@ -5,6 +5,7 @@ what the answers mean. A search that is resumed asks the same questions again an
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -53,8 +54,9 @@ class Journal:
         self._known: dict[bytes, list[Seen]] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+            self._lock()  # before anything is dropped
             whole = self._read(head) if resume else 0
-            self._file = open(self.path, "r+b" if whole else "wb")  # noqa: SIM115  # closed by `close`
             self._file.seek(whole)
             self._file.truncate()
             if not whole:
@@ -84,6 +86,16 @@ class Journal:
         with contextlib.suppress(OSError):  # what could not be written is tried once more, and was reported then
             self._file.close()
 
+    def _lock(self) -> None:
+        """Keep others from writing into the same file, and from measuring while this one does."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{self.path}: another `hybrid tune` of the same is at work") from None
+        except OSError:
+            return  # a file system without locks
+
     def _refused(self, error: OSError) -> ConfigError:
         return ConfigError(
             f"{self.path}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder that can be"
@@ -96,10 +108,7 @@ class Journal:
 
     def _read(self, head: bytes) -> int:
         """Read what is whole, and return where that ends; 0 where there is nothing."""
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return 0
+        data = self._file.read()
         if not data.startswith(head + b"\n"):
             return 0
         end = len(head) + 1

@@ -189,7 +189,8 @@ def _nothing_holds(book: Book, slo_s: float) -> str:
     tried = [trial for trial in book.trials if trial.ask.load.rate_rps]
     lowest = min(tried, key=lambda trial: trial.ask.load.rate_rps)
     p99 = "unknown" if lowest.seen.p99_s is None else f"{1000.0 * lowest.seen.p99_s:.3g} ms"
+    _, _, why = lowest.verdict.partition("fail: ")  # more than a p99 that is too long
     return (
         f"no rate held p99 {1000.0 * slo_s:g} ms; the lowest that was tried, {lowest.ask.load.rate_rps:.3g} requests/s,"
-        f" had {p99}"
+        f" had {p99}{f'; {why}' if why else ''}"
     )

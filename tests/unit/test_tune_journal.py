@@ -84,6 +84,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         Journal(tmp_path / "file" / "tune", SUBJECT, resume=False)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_at_once_do_not_write_into_one_file(written, resume):
+    first = Journal(written.parent, SUBJECT, resume=True)
+    before = written.read_bytes()
+    with pytest.raises(ConfigError, match="another `hybrid tune` of the same is at work"):
+        Journal(written.parent, SUBJECT, resume)
+    first.close()
+    assert written.read_bytes() == before
+    assert again(written).resumed_n == 2
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has it")
 def test_a_full_disk_is_one_line(tmp_path):
     journal = Journal(tmp_path, SUBJECT, resume=False)

@@ -150,6 +150,16 @@ def test_an_objective_below_a_single_request_is_refused_with_the_figure():
         found_by(World(two_cpus), Terms(slo_s=0.005))
 
 
+def test_where_no_rate_holds_for_its_median_the_error_says_so():
+    class Median(World):
+        def see(self, setting, load):
+            seen = super().see(setting, load)
+            return replace(seen, p50_s=1.0, p99_s=1.1, late_n=0) if load.rate_rps else seen
+
+    with pytest.raises(StartupError, match=r"had 1\.1e\+03 ms; p50 1e\+03 ms is \d+ times that of a single request"):
+        found_by(Median(two_cpus), Terms(slo_s=5.0))
+
+
 def test_an_objective_that_only_an_idle_server_holds_is_found_at_a_low_rate():
     found = found_by(World(two_cpus), Terms(slo_s=0.015))
     assert found.p99_s <= 0.015
