@@ -80,6 +80,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: byte {error.start} is not UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: not TOML: nested too deeply") from None
     except ValueError as error:  # a zero byte in it, or half a character: paths come over HTTP, too
         raise ConfigError(f"{str(path)!r}: cannot be a path: {error}") from error
 

@@ -211,7 +211,7 @@ class Manager:
                 fresh = await self._fresh(name, others)
             except NotFound:
                 raise
-            except (HybridError, OSError) as error:
+            except Exception as error:  # also one that nobody foresaw: the model must not be "loading" for ever
                 raise self._failed(name, error) from error
             old = self._repository.publish(name, fresh)
             self._lives.served(name, fresh)
@@ -239,7 +239,9 @@ class Manager:
 
     def _failed(self, name: str, error: Exception) -> LoadFailed:
         serving = any(model.name == name for model in self._repository)
-        log.error("%s cannot be loaded%s: %s", name, ", the one before serves on" if serving else "", error)
+        foreseen = isinstance(error, HybridError | OSError)
+        on = ", the one before serves on" if serving else ""
+        log.error("%s cannot be loaded%s: %s", name, on, error, exc_info=None if foreseen else error)
         self._repository.note(name, "UNAVAILABLE", f"the last load failed: {error}" if serving else str(error))
         return LoadFailed(f"{error}; the one before serves on" if serving else str(error))
 

@@ -85,6 +85,7 @@ class World:
         self.root = root
         self.automatic = True  # models are warm at once
         self.broken: set[str] = set()  # versions that cannot start
+        self.unforeseen: Exception | None = None  # what making a plan ends with
         self.log: list[str] = []
         self.made_n = 0
         self.settled_n = 0
@@ -109,6 +110,8 @@ class World:
 
     def _plan(self, models, standing=None):
         """As the planner would, with the last word for what was fixed at run time. Profile "bad" does not exist."""
+        if self.unforeseen is not None:
+            raise self.unforeseen
         if standing is None:
             return tuple(plan_of(model) for model in models)
         if standing.profile == "bad":
