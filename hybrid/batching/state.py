@@ -338,7 +338,9 @@ class BatchState:
                 self._orphans -= 1
                 continue
             ticket.failure, ticket.failure_text = kind, text
-            offences = 0 if kind is FailureKind.OUTPUT else piece.offences if kind is FailureKind.LOST else 1
+            # Not for memory: it may be short for a moment, and whoever comes again then is not to be refused for it.
+            blameless = kind in (FailureKind.OUTPUT, FailureKind.MEMORY)
+            offences = 0 if blameless else piece.offences if kind is FailureKind.LOST else 1
             if self._fingerprint is not None and offences:
                 self._poison.remember(ticket.digest or self._fingerprint(ticket.payload), now, offences)
             self._close(ticket, Outcome.FAILED, now)

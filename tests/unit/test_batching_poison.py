@@ -1,4 +1,8 @@
+from batching_world import World
+
 from hybrid.batching.poison import PoisonList
+from hybrid.batching.queue import Outcome
+from hybrid.messages import FailureKind
 
 
 def test_refused_from_the_second_offence_on():
@@ -52,3 +56,16 @@ def test_bounded():
         poison.remember(b"%d" % index, 0.0)
     refused = [index for index in range(5000) if poison.refused(b"%d" % index, 1.0)]
     assert refused == list(range(5000 - 1024, 5000))
+
+
+def test_memory_that_is_short_for_a_while_makes_nobody_suspicious():
+    world = World(fingerprint=lambda payload: payload)
+    world.memory_rows = 0
+    for _ in range(3):
+        ticket = world.submit(payload=b"comes again")
+        world.settle()
+        assert ticket.failure is FailureKind.MEMORY
+    world.memory_rows = 10**9
+    ticket = world.submit(payload=b"comes again")
+    world.settle()
+    assert ticket.outcome is Outcome.OK
