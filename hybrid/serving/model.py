@@ -158,7 +158,7 @@ class ServedModel:
             self.pool.changed, lambda: self._started(self.pool.ready, self.plan.instances, self.pool.first_error)
         )
         preprocess = self.preprocess
-        if preprocess is not None:
+        if preprocess is not None and self.owns_preprocess:  # that of another one serves already
             wanted = preprocess.processes
             failed = self._start_error
             await _wait(

@@ -1,6 +1,7 @@
 """A served model over its life: what was found at load stays, what was learned is used, nothing comes in at the end."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from model_world import ModelWorld
@@ -106,3 +107,13 @@ async def test_a_fault_of_ours_is_an_answer_and_leaves_nothing_open(world, monke
     assert [str(answer) for answer in world.answers] == ["model m: internal error; the server's log has more"] * 2
     assert (model.open_n, model.tally.failed_n) == (0, 2)
     assert caplog.text.count("could not be queued") == 2
+
+
+async def test_what_a_preprocess_process_once_ended_with_keeps_no_heir_from_being_ready(world):
+    heir = started(world)
+    heir.preprocess = SimpleNamespace(ready=1, processes=2, first_error="killed by SIGKILL", changed=asyncio.Event())
+    heir.owns_preprocess = False
+    world.children[0].ready()
+    async with asyncio.timeout(1):
+        await heir.wait_ready()
+    assert heir.ready
