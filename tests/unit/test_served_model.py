@@ -111,9 +111,9 @@ async def test_a_fault_of_ours_is_an_answer_and_leaves_nothing_open(world, monke
 
 async def test_what_a_preprocess_process_once_ended_with_keeps_no_heir_from_being_ready(world):
     heir = started(world)
+    world.children[0].ready()
     heir.preprocess = SimpleNamespace(ready=1, processes=2, first_error="killed by SIGKILL", changed=asyncio.Event())
     heir.owns_preprocess = False
-    world.children[0].ready()
     async with asyncio.timeout(1):
         await heir.wait_ready()
     assert heir.ready
