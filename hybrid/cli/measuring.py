@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from hybrid.config import PlannerSettings
+from hybrid.errors import ConfigError
 from hybrid.probing.measuring import Measuring
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -29,7 +30,16 @@ def measuring_options(command: C) -> C:
 
 @contextmanager
 def measuring(settings: PlannerSettings, fresh: bool) -> Iterator[Measuring | None]:
-    """What is known of models; None where nobody is to ask. On a terminal the step under way has a line of its own."""
+    """What is known of models; None where nobody is to ask. On a terminal the step under way has a line of its own.
+
+    Raises:
+        ConfigError: everything is to be measured again, and nothing measured.
+    """
+    if fresh and settings.measure != "auto":
+        raise ConfigError(
+            f"--fresh measures again, but planner.measure is `{settings.measure}`, by which nothing is measured; "
+            "add --measure auto"
+        )
     if settings.measure == "never":
         yield None
         return

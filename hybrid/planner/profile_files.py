@@ -139,7 +139,7 @@ def _write(path: Path, text: str, force: bool = True) -> None:
             if force:
                 os.replace(temporary, path)
             else:
-                os.link(temporary, path)  # unlike a rename, it fails where the name is taken
+                _move_to_free(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
     except UnicodeEncodeError as error:
@@ -148,6 +148,17 @@ def _write(path: Path, text: str, force: bool = True) -> None:
         raise ConfigError(f"{path}: exists already; --force replaces it") from None
     except OSError as error:
         raise _refused(path, error) from error
+
+
+def _move_to_free(temporary: str, path: Path) -> None:
+    """Move a file to a name that must be free, which a rename does not look at."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # shared and removable disks may have no links: there the name is taken for a moment by nothing
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        os.replace(temporary, path)
 
 
 def _refused(path: Path, error: OSError) -> ConfigError:

@@ -48,6 +48,16 @@ def test_what_is_saved_is_loaded_again(user: Path) -> None:
     assert os.listdir(path.parent) == ["best.toml"]  # nothing temporary is left
 
 
+def test_a_file_system_without_links_will_do(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    path = save_profile("mine", PlanOverrides(max_batch=1), machine(), "one")
+    assert tomllib.loads(path.read_text())["plan"] == {"max_batch": 1}
+    assert os.listdir(path.parent) == ["mine.toml"]
+
+
 def test_nothing_is_replaced_without_force(user: Path) -> None:
     save_profile("mine", PlanOverrides(max_batch=1), machine(), "one")
     with pytest.raises(ConfigError, match="`mine` exists already"):
