@@ -168,15 +168,20 @@ async def test_bad_binary_parts(server: Server, request_parts: tuple[bytes, dict
         ("/v2/models/fixed%00/infer", "no model named"),
         ("/v3", "no such path: /v3"),
         ("/", "no such path"),
-        ("/v2/health/nope", "no such path"),
         ("/metrics/x", "no such path"),
     ],
 )
 async def test_what_is_not_there(server: Server, path: str, named: str):
     """VAL-13."""
     answer = await post(server.port, path, x())
-    assert answer.status == 404 or path == "/v2/health/nope", answer
-    assert named in answer.body["error"] or answer.status == 405
+    assert answer.status == 404, answer
+    assert named in answer.body["error"]
+
+
+def test_what_is_not_there_below_a_path_of_get(server: Server):
+    assert server.post("/v2/health/nope", {})[0] == 405
+    status, body = server.get("/v2/health/nope")
+    assert (status, body["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize(

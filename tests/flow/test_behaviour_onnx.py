@@ -101,7 +101,8 @@ async def test_text_stays_text(server: Server):
     assert [answer.data for answer in answers] == [row[0] for row in rows]
     empty = np.empty((1, 0), object)
     answer = await send(server, "words", Tensor("x", "BYTES", empty))
-    assert answer.status == 400 or decoded(answer).outputs[0].array.shape == (1, 0)
+    assert answer.status == 200, answer
+    assert decoded(answer).outputs[0].array.shape == (1, 0)
     none = await send(server, "words", Tensor("x", "BYTES", np.empty((0, 2), object)))
     assert none.status == 400
     assert "dimension 0 is 0" in none.body["error"]
