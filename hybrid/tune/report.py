@@ -46,6 +46,7 @@ def overrides_of(setting: Setting) -> PlanOverrides:
         threads_per_instance=setting.threads,
         max_batch=setting.max_batch,
         max_wait_ms=setting.max_wait_ms,
+        early_trigger=setting.max_batch,
     )
 
 

@@ -23,8 +23,8 @@ from hybrid.load.target import Refused, Target
 from hybrid.planner.measures import Setting
 from hybrid.tune.values import Ask, Load, Seen
 
-#: Keys of a plan that a setting fixes.
-KEYS: Final = ("engine", "instances", "threads_per_instance", "max_batch", "max_wait_ms")
+#: Keys of a plan that a setting fixes. A trigger that the model's author has fixed would be above small batches.
+KEYS: Final = ("engine", "instances", "threads_per_instance", "max_batch", "max_wait_ms", "early_trigger")
 _PLAN_PATH: Final = "/hybrid/v1/plan"
 _REPLAN_S: Final = 180.0
 _WARM_S: Final = 0.25
@@ -171,6 +171,7 @@ class Lab:
             "threads_per_instance": setting.threads,
             "max_batch": setting.max_batch,
             "max_wait_ms": setting.max_wait_ms,
+            "early_trigger": setting.max_batch,
         }
         if setting.engine != self.served.plan["engine"] or self._touched:
             plan["engine"] = setting.engine if setting.engine != "simulated" else None

@@ -60,6 +60,7 @@ def test_the_profile_fixes_what_the_setting_says(outcome):
     setting, fixed = outcome.found.setting, overrides_of(outcome.found.setting)
     assert (fixed.instances, fixed.threads_per_instance) == (setting.instances, setting.threads)
     assert (fixed.max_batch, fixed.max_wait_ms) == (setting.max_batch, setting.max_wait_ms)
+    assert fixed.early_trigger == setting.max_batch  # whatever the model's settings have
 
 
 class Page(HTMLParser):

@@ -127,6 +127,18 @@ def test_answers_of_a_model_that_was_set_otherwise_are_not_taken_for_its_own(key
     assert _digest(first) == _digest(same) != _digest(other)
 
 
+def test_a_trigger_of_the_models_author_keeps_no_small_batch_from_being_tried():
+    class Triggered(Fake):
+        def call(self, path, body=None, headers=None, timeout_s=0.0):
+            if body is not None:
+                wanted = json.loads(body)["plan"]
+                if wanted.get("early_trigger", 16) > wanted["max_batch"]:
+                    raise Refused("400", 400, "`early_trigger` must not be above `max_batch`")
+            return super().call(path, body, headers, timeout_s)
+
+    assert Lab(Triggered(), "m", PayloadSettings()).plan(Setting("e", 2, 1, 4))["max_batch"] == 4
+
+
 def test_an_upgraded_engine_begins_anew(monkeypatch):
     settings = ModelSettings(name="m", file="nowhere/m.onnx")
     before = _digest(settings)
