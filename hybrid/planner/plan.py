@@ -82,7 +82,7 @@ def first_plan(
             guesses[key] = measured_guess(model, choose(question, timings_of(question)), measured[key])
     if objective == "throughput":
         guesses = {key: for_throughput(guess) for key, guess in guesses.items()}
-    demands = [_demand(machine, m, guesses[key_of(m)], choices[key_of(m)]) for m in models]
+    demands = [_demand(machine, m, guesses[key_of(m)], choices[key_of(m)], shares.get(key_of(m))) for m in models]
     for model, demand in zip(models, demands, strict=True):
         key = key_of(model)
         line = _memory(measured.get(key), guesses[key].engine) if demand.on_cpu else None
@@ -125,15 +125,17 @@ def _refuse_twins(models: Sequence[ModelSettings]) -> None:
         seen.add(key_of(model))
 
 
-def _demand(machine: MachineFacts, model: ModelSettings, guess: Guess, choices: Choices) -> Demand:
-    """Settle workers, threads and pinning, which all models must agree on before cores are handed out."""
+def _demand(machine: MachineFacts, model: ModelSettings, guess: Guess, choices: Choices, share: int | None) -> Demand:
+    """Settle workers, threads and pinning, which all models must agree on before cores are handed out.
+
+    `share` is the CPUs of a model that runs on them.
+    """
     threads = choices.settle("threads_per_instance", guess.threads_per_instance, guess.reasons["threads_per_instance"])
-    fixed_instances = choices.fixed("instances") is not None
-    free = not fixed_instances and guess.device == "cpu"
-    fitting = max(1, guess.instances * guess.threads_per_instance // threads) if free else guess.instances
-    why = guess.reasons["instances"]
-    if fitting != guess.instances:
-        why += f" With {threads} threads each, {fitting} fit."
+    fitting, why = guess.instances, guess.reasons["instances"]
+    if share is not None and choices.fixed("instances") is None and share // threads < fitting:
+        fitting = max(1, share // threads)
+        fits = "not even one fits" if threads > share else f"{fitting} can run"
+        why += f" With {threads} threads each, {fits}."
     instances = choices.settle("instances", fitting, why)
     usable = machine.cpu.usable
     if guess.device == "cpu" and instances * threads > usable:

@@ -213,6 +213,12 @@ def test_model_settings_override_the_guess() -> None:
 
 def test_threads_alone_shrink_the_number_of_workers() -> None:
     assert numbers(plan(model(workers=WorkerSettings(threads=2)), machine(7))) == (3, 2)
+    reason = plan(model(workers=WorkerSettings(threads=2)), machine(7)).reasons["instances"]
+    assert reason.endswith("With 2 threads each, 3 can run.")
+    scarce = plan(model(workers=WorkerSettings(threads=3)), machine(7, memory=600 * MIB))  # for two workers
+    assert numbers(scarce) == (2, 3)
+    reason = plan(model(workers=WorkerSettings(threads=4))).reasons["instances"]
+    assert "With 4 threads each, not even one fits. Warning: 1 x 4 threads are more than 2 usable CPUs" in reason
 
 
 def test_order_of_the_layers() -> None:
