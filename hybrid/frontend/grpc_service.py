@@ -30,6 +30,7 @@ _T = TypeVar("_T")
 _EXTENSIONS: Final = ("model_repository", "schedule_policy")
 #: A call cancelled so shortly before its deadline was cancelled by its deadline.
 _DEADLINE_SLACK_S: Final = 0.02
+_LATE: Final = "the deadline of the call passed"
 
 
 class Call(Struct, frozen=True, gc=False):
@@ -97,7 +98,8 @@ class Service:
             model.tally.failed(error)
             raise
         except asyncio.CancelledError:
-            model.tally.failed(ClientGone("the client left"))
+            late = time.monotonic() >= call.deadline - _DEADLINE_SLACK_S
+            model.tally.failed(DeadlineExceeded(_LATE) if late else ClientGone("the client left"))
             raise
         inference = Inference(model, request, call.received_at, time.monotonic() - call.received_at, len(data))
         answer = await self._answer(inference, model, deadline)
@@ -139,7 +141,7 @@ class Service:
                 inference.cancel()
             else:  # not left to its own deadline: an answer before that would find nobody and be counted nowhere
                 inference.cancel(counted=False)
-                model.tally.failed(DeadlineExceeded("the deadline of the call passed"))
+                model.tally.failed(DeadlineExceeded(_LATE))
             raise
 
     def _encoded(self, model: ServedModel, request: InferRequest, answer: InferResponse, received_at: float) -> bytes:

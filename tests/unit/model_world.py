@@ -85,6 +85,14 @@ class ModelWorld:
     def tensor(self, rows=1):
         return Tensor("x", "FP32", np.zeros((rows, 1), np.float32))
 
+    async def stop(self, model):
+        """End a model whose one worker leaves when it is asked to."""
+        stopping = asyncio.create_task(model.stop(1.0))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        self.children[-1].gone("stopped")
+        await stopping
+
     def _child(self, *arguments):
         self.children.append(FakeChild(*arguments))
         return self.children[-1]
