@@ -42,20 +42,24 @@ def test_a_server_measures_once_and_plan_shows_what_it_serves(model, tmp_path):
     options = ("--profile", "none")
     with Server(model, config=config, env={"HYBRID_MEASURE": "auto"}, options=options) as server:
         assert "measured echo in" in server.err
-        busy = "while other processes had" in server.err  # then it says so, and may measure again
+        busy = "while other processes had" in server.err
         served = server.get("/hybrid/v1/plan")[1]
     kept = sorted(path.name for path in cache.iterdir() if path.name != "files.json")
     assert len(kept) == 1
+    assert was_measured(served[0])
+    if busy:
+        pytest.skip("other processes use the CPUs, so that measuring again is right")
     began = time.monotonic()
     with Server(model, config=config, env={"HYBRID_MEASURE": "auto"}, options=options) as server:
-        assert busy or (time.monotonic() - began < 4.0 and server.err == "")
+        assert time.monotonic() - began < 4.0
+        assert server.err == ""
         again = server.get("/hybrid/v1/plan")[1]
     shown, errors = plan(model, cache=tmp_path / "cache", measure="cached")
-    assert busy or errors == ""
+    assert errors == ""
     for found in (served, again, [shown]):
         assert was_measured(found[0])
         for key in ("engine", "instances", "threads_per_instance", "max_batch"):
-            assert busy or found[0][key] == served[0][key]
+            assert found[0][key] == served[0][key]
 
 
 def test_without_leave_to_measure_nothing_is_started_or_kept(model, tmp_path):
