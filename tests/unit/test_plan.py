@@ -161,13 +161,6 @@ def test_preprocess_processes() -> None:
     assert plan(model(preprocess=image)).preprocess_processes == 5
 
 
-def test_many_cpus_with_little_memory_get_fewer_preprocess_processes() -> None:
-    small = machine(20, memory=64 * MIB)
-    assert plan(model(preprocess=TEXT), small).preprocess_processes == 1
-    with pytest.raises(ConfigError, match="`preprocess_processes` 5"):
-        plan(model(preprocess=TEXT), small, flags=PlanOverrides(preprocess_processes=5))
-
-
 def test_simulated_device_takes_no_cpu_of_the_others() -> None:
     device = model("simulated:x", simulated=SimulatedSettings())
     first, second = first_plan(machine(2), [device, model("b")], None)

@@ -53,3 +53,12 @@ def test_preprocess_processes_are_counted_as_well() -> None:
 
 def test_one_worker_is_never_refused() -> None:
     assert planned(64 * MIB, file_bytes={"m": GIB}, flags=PlanOverrides(instances=1)) == 1
+
+
+def test_many_cpus_with_little_memory_get_fewer_preprocess_processes() -> None:
+    cpu = CpuBudget(20, tuple(range(20)), 20, None, None, 20, "test")
+    machine = MachineFacts(cpu=cpu, memory_limit_bytes=64 * MIB, memory_source="host memory")
+    model = ModelSettings(name="m", preprocess=TEXT)
+    assert first_plan(machine, [model], None)[0].preprocess_processes == 1
+    with pytest.raises(ConfigError, match="`preprocess_processes` 5"):
+        first_plan(machine, [model], None, PlanOverrides(preprocess_processes=5))
