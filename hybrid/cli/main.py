@@ -5,6 +5,7 @@ and a broken engine must not break `hybrid machine`. Exit codes: 0 fine, 1 faile
 configuration.
 """
 
+import errno
 import os
 import sys
 import time
@@ -91,18 +92,44 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, error.format_message(), error.exit_code)
     except click.Abort:
         return _INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        return _unwritten(error)  # every file that we write has a handler of its own
     return result if isinstance(result, int) else 0
 
 
 def main() -> None:
     """Entry point of the installed command."""
+    _open_streams()
     code = run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (`head`, a pager) left. Python would complain again when it closes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:
+        code = _unwritten(error)
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Open what a caller has closed (`>&-`): what is printed would go to the next socket."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _unwritten(error: OSError) -> int:
+    """Say that the output is lost, and keep Python from trying again when it closes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return _fail(error, f"the output cannot be written: {error.strerror}", 1)
 
 
 def _fail(error: Exception, text: str, code: int) -> int:

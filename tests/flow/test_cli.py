@@ -154,3 +154,22 @@ def test_reader_that_leaves_early_gets_no_traceback() -> None:
     command = f"{sys.executable} -c 'from hybrid.cli.main import main; main()' plan simulated:null | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, cwd=REPO, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_are_closed_are_no_fault(closed: str) -> None:
+    command = f'exec "$0" -c "from hybrid.cli.main import main; main()" models {closed}'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_output_that_is_full_is_one_line() -> None:
+    for verb in ("models", "plan simulated:null"):
+        command = f'exec "$0" -c "from hybrid.cli.main import main; main()" {verb} > /dev/full'
+        done = subprocess.run(
+            ["bash", "-c", command, sys.executable], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert done.stderr == "hybrid: error: the output cannot be written: No space left on device\n"
