@@ -4,6 +4,7 @@ Fixed numbers first; then by what the next CPU gains each, where that was measur
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
@@ -12,6 +13,8 @@ from hybrid.planner.layers import Choices
 
 #: Name and version of a model.
 Key = tuple[str, str]
+#: Gains of a model of which nothing is known: whoever has least is next.
+_FLAT: Final = (1.0,)
 
 
 def key_of(model: ModelSettings) -> Key:
@@ -36,14 +39,8 @@ def share_cpus(
     open_keys = [key_of(m) for m in models if key_of(m) not in fixed]
     least = {key: choices[key].number("instances") or 1 for key in open_keys}
     rest = max(cpu_budget(machine, len(models)) - sum(fixed.values()), 0)
-    if open_keys and all(key in curves for key in open_keys):
-        shares = split_cpus({key: curves[key] for key in open_keys}, rest, least)
-    else:
-        shares = {
-            key: max(least[key], rest // len(open_keys) + (position < rest % len(open_keys)))
-            for position, key in enumerate(open_keys)
-        }
-    return fixed | shares
+    known = all(key in curves for key in open_keys)
+    return fixed | split_cpus({key: curves[key] if known else _FLAT for key in open_keys}, rest, least)
 
 
 def cpu_budget(machine: MachineFacts, models: int) -> int:
@@ -74,7 +71,7 @@ def split_cpus(
     """
     fewest = {key: least[key] if least else 1 for key in curves}
     shares = dict(fewest)
-    for _ in range(budget - sum(shares.values())):
+    for _ in range(budget - sum(shares.values()) if shares else 0):
         best = max(shares, key=lambda key: (_next_gain(curves[key], shares[key], fewest[key]), -shares[key]))
         shares[best] += 1
     return shares

@@ -133,6 +133,9 @@ def test_fixed_workers_share_the_cpus_with_other_models() -> None:
     a, b = ("a", "1"), ("b", "1")
     assert split_cpus({a: rising, b: none}, 4, {a: 1, b: 2}) == {a: 2, b: 2}
     assert split_cpus({a: rising, b: rising}, 2, {a: 1, b: 2}) == {a: 1, b: 2}
+    flat = (1.0,)  # the other one was not measured
+    assert split_cpus({a: flat, b: flat}, 4, {a: 1, b: 3}) == {a: 1, b: 3}
+    assert split_cpus({a: flat, b: flat}, 5, {a: 1, b: 1}) == {a: 3, b: 2}
 
 
 def test_what_was_measured_does_not_contradict_what_somebody_fixed() -> None:
