@@ -1,10 +1,11 @@
 """A model of how long a batch takes, from a few measured times: seconds(instances, threads, rows). Pure.
 
-Two layers. Below, a law with seven constants: a fixed part and a part per row, each of which threads speed up as far as
-it is parallel; a price for keeping threads in step; and a factor for what the other workers' threads take away. Its
-constants have broad priors, so that one time gives a model already. Above, what the law got wrong at the measured
-settings, spread to settings like them (a Gaussian process over the logarithms). A table of solo times, as others use,
-knows neither of co-running nor of what lies between its cells. Knows no queue, no objective and no engine.
+Two layers. Below, a law with eight constants: a fixed part and a part per row, each of which threads speed up as far as
+it is parallel; the reading of the weights, which a batch of few rows waits for; a price of keeping threads in step; and
+a factor for what busy threads take from each other. Its constants have broad priors, so that one time gives a model
+already. Above, what the law got wrong at the measured settings, spread to settings like them (a Gaussian process over
+the logarithms). A table of solo times, as others use, knows neither of co-running nor of what lies between its cells.
+Knows no queue, no objective and no engine.
 """
 
 from collections.abc import Sequence
@@ -19,14 +20,22 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 #: Constants of the law: log of the fixed and the per-row seconds on one thread, logit of their parallel shares, log of
 #: the price of each doubling of threads relative to one row's time, log of the slow-down with all CPUs busy by others,
-#: log of its exponent.
-_PRIOR: Final = np.array([0.0, 0.0, 2.0, 3.0, -4.5, -1.2, 0.4])
-_PRIOR_SPREAD: Final = np.array([1.6, 1.0, 1.5, 1.5, 1.2, 1.0, 0.35])
+#: log of its exponent, log of the time for reading the weights relative to one row's work.
+_PRIOR: Final = np.array([0.0, 0.0, 2.0, 3.0, -4.5, -1.2, 0.4, -0.7])
+_PRIOR_SPREAD: Final = np.array([1.6, 1.0, 1.5, 1.5, 1.2, 1.0, 0.35, 1.2])
 _LAW_ERROR: Final = 0.08  # relative, of one time: noise and what the law does not know
 _NOISE: Final = 0.05
-_RESIDUAL: Final = 0.18
-_REACH: Final = np.array([1.3, 1.3, 2.0])  # doublings of instances, threads and rows over which residuals are alike
+#: What the law gets wrong is alike over some doublings of instances, threads and rows; and a part of it is a matter of
+#: the very (instances, threads): how these fall on caches and sockets.
+_RESIDUAL: Final = 0.12
+_REACH: Final = np.array([2.0, 2.0, 2.5])
+_OWN_RESIDUAL: Final = 0.04
+_LEAST_DOUBT: Final = 0.02
+_SAME: Final = 1e-9
+_SATURATING_SHARE: Final = 0.4  # of the CPUs, which together use all of the memory's bandwidth
+_CORNER: Final = 4.0  # how sharply the longer of two times takes over
 _TURNS: Final = 40
+_CURVE_POINTS: Final = 32
 
 
 class LatencyModel(Struct, frozen=True):
@@ -53,14 +62,20 @@ class LatencyModel(Struct, frozen=True):
         """Relative standard error of `times`: small beside a measured setting, larger away from all."""
         near = _likeness(_places(instances, threads, rows), self.places)
         explained = np.einsum("ij,jk,ik->i", near, self.inverse, near)
-        return np.asarray(np.sqrt(np.maximum(_RESIDUAL**2 - explained, (_NOISE / 2) ** 2)), dtype=np.float64)
+        left = _RESIDUAL**2 + _OWN_RESIDUAL**2 - explained
+        return np.asarray(np.sqrt(np.maximum(left, _LEAST_DOUBT**2)), dtype=np.float64)
 
     def curve(self, instances: int, threads: int, rows: int) -> Floats:
         """Times of batches of 1 to `rows` rows; never falling, because fewer rows can always be filled up."""
-        grid = np.unique(np.round(np.geomspace(1, rows, min(rows, 24))).astype(np.int64))
-        full = np.full(len(grid), 1.0)
-        times = np.maximum.accumulate(self.times(instances * full, threads * full, grid.astype(np.float64)))
-        return np.asarray(np.interp(np.arange(1, rows + 1), grid, times), dtype=np.float64)
+        return self.curves([(instances, threads)], rows)[0]
+
+    def curves(self, pairs: Sequence[tuple[int, int]], rows: int) -> list[Floats]:
+        """The same for many (instances, threads) at once."""
+        grid = np.unique(np.round(np.geomspace(1, rows, min(rows, _CURVE_POINTS))))
+        table = np.repeat(np.array(pairs, dtype=np.float64), len(grid), axis=0)
+        times = self.times(table[:, 0], table[:, 1], np.tile(grid, len(pairs))).reshape(len(pairs), len(grid))
+        full, rising = np.arange(1, rows + 1), np.maximum.accumulate(times, axis=1)
+        return [np.asarray(np.interp(full, grid, one), dtype=np.float64) for one in rising]
 
     @property
     def fixed_s(self) -> float:
@@ -116,12 +131,16 @@ def turning_point(rows: Sequence[int], seconds: Sequence[float]) -> float | None
 
 def _law(constants: Floats, cpus: int, instances: Floats, threads: Floats, rows: Floats) -> Floats:
     """Logarithm of the time; several rows of constants give a row of times each."""
-    fixed, per_row, step, slow, bend = (np.exp(constants[..., place, None]) for place in (0, 1, 4, 5, 6))
+    fixed, per_row, step, slow, bend, reading = (np.exp(constants[..., place, None]) for place in (0, 1, 4, 5, 6, 7))
     parallel = 1.0 / (1.0 + np.exp(-constants[..., 2:4]))
     spread = [1.0 - share + share / threads for share in (parallel[..., :1], parallel[..., 1:])]
-    others = (instances - 1) * threads / max(1, cpus - 1)
-    alone = fixed * spread[0] + per_row * rows * spread[1] + step * (fixed + per_row) * np.log2(threads)
-    return np.asarray(np.log(alone) + np.log1p(slow * others**bend), dtype=np.float64)
+    # The weights are read once per batch, by its threads or as fast as all instances get them, whichever is slower.
+    read = reading * np.maximum(1.0 / threads, instances / max(1.0, _SATURATING_SHARE * cpus))
+    longer = ((rows * spread[1]) ** _CORNER + read**_CORNER) ** (1.0 / _CORNER)
+    others = (instances * threads - 1) / max(1, cpus - 1)
+    alone = fixed * spread[0] + per_row * longer
+    law = np.log(alone * (1.0 + slow * others**bend) + step * (fixed + per_row) * np.log2(threads))
+    return np.asarray(law, dtype=np.float64)
 
 
 def _constants(table: Floats, logs: Floats, cpus: int) -> Floats:
@@ -159,5 +178,7 @@ def _places(instances: Floats, threads: Floats, rows: Floats) -> Floats:
 
 
 def _likeness(left: Floats, right: Floats) -> Floats:
-    distance = ((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=2)
-    return np.asarray(_RESIDUAL**2 * np.exp(-0.5 * distance), dtype=np.float64)
+    apart = (left[:, None, :] - right[None, :, :]) ** 2
+    others, rows = apart[:, :, 0] + apart[:, :, 1], np.exp(-0.5 * apart[:, :, 2])
+    alike = _RESIDUAL**2 * np.exp(-0.5 * others) + _OWN_RESIDUAL**2 * (others < _SAME)
+    return np.asarray(alike * rows, dtype=np.float64)

@@ -82,59 +82,39 @@ def rough_goodput_rps(server: Server, slo_s: float, quantile: float = 0.99) -> f
     The unluckiest arrival waits for the first of `instances` workers to become free, each at a random moment of its
     batch, and then for a batch of its own.
     """
+    return float(rough_goodputs_rps(server, [len(server.batch_s)], slo_s, quantile)[0])
+
+
+def rough_goodputs_rps(server: Server, largest: Sequence[int], slo_s: float, quantile: float = 0.99) -> Floats:
+    """The same for several largest batches of the same workers, none above that of `server`."""
     sizes = np.arange(1, len(server.batch_s) + 1, dtype=np.float64)
+    caps = np.asarray(largest)[:, None]
     wait_share = 1.0 - (1.0 - quantile) ** (1.0 / server.instances)
     mean_rows = np.concatenate(([0.1, 0.2, 0.3, 0.45, 0.6, 0.8], sizes))  # below 1: the worker is idle in between
-    unlucky_rows = np.minimum(mean_rows + _UNLUCKY * np.sqrt(mean_rows), len(sizes))
+    unlucky_rows = np.minimum(mean_rows + _UNLUCKY * np.sqrt(mean_rows), caps)
     fits = np.interp(unlucky_rows, sizes, server.batch_s) * (1.0 + wait_share) <= slo_s
     rates = server.instances * mean_rows / np.interp(mean_rows, sizes, server.batch_s)
-    return min(STABLE_SHARE * server.capacity_rps, float(np.max(rates[fits], initial=0.0)))
+    best = np.max(np.where(fits & (mean_rows <= caps), rates, 0.0), axis=1)
+    capacity = server.instances * np.maximum.accumulate(sizes / server.batch_s)[caps[:, 0] - 1]
+    return np.asarray(np.minimum(STABLE_SHARE * capacity, best), dtype=np.float64)
 
 
 def goodput_rps(
     servers: Sequence[Server], slo_s: float, quantile: float = 0.99, samples: Sequence[int] = (0,)
 ) -> Floats:
     """The largest Poisson rate of each server whose latency at `quantile` is within `slo_s`; 0 where none is."""
-    return goodputs_rps(servers, slo_s, (), quantile, samples)[:, 0]
-
-
-def goodputs_rps(
-    servers: Sequence[Server],
-    slo_s: float,
-    nearby_s: Sequence[float],
-    quantile: float = 0.99,
-    samples: Sequence[int] = (0,),
-) -> Floats:
-    """The same, and less exactly for bounds near `slo_s`, which cost nothing more: (servers, 1 + bounds nearby)."""
     most = np.array([STABLE_SHARE * server.capacity_rps for server in servers])
     rough = np.array([rough_goodput_rps(server, slo_s, quantile) for server in servers])
     # Side by side costs hardly more than one: a few rates around the guess, then a few between the last that holds and
     # the first that does not.
     tried = np.minimum(np.maximum(rough, 0.05 * most)[:, None] * _AROUND, most[:, None])
-    held, failed, _, coarse = _bracket(servers, tried, slo_s, quantile, samples)
+    held, failed, _ = _bracket(servers, tried, slo_s, quantile, samples)
     failed = np.where(np.isnan(failed), most, failed)
     inside = held[:, None] + (failed - held)[:, None] * _BETWEEN
     inside = np.where((held == 0.0)[:, None], failed[:, None] * _BELOW, inside)
-    finer, failed, share, fine = _bracket(servers, inside, slo_s, quantile, samples, held, failed)
+    finer, failed, share = _bracket(servers, inside, slo_s, quantile, samples, held, failed)
     # Between the two the tail is taken as a straight line.
-    exact = np.where(finer < most, finer + (failed - finer) * share, most)
-    rates, tails = np.concatenate((tried, inside), axis=1), np.concatenate((coarse, fine), axis=1)
-    others = [_crossings(servers, rates, tails, bound_s) for bound_s in nearby_s]
-    return np.stack((exact, *others), axis=1)
-
-
-def _crossings(servers: Sequence[Server], rates: Floats, tails: Floats, slo_s: float) -> Floats:
-    """Per server, where its tails first pass the bound; the highest rate where they never do."""
-    order = np.argsort(rates, axis=1, kind="stable")
-    alone = np.array([[float(server.batch_s[0])] for server in servers])  # the tail of a server without load
-    at = np.concatenate((np.zeros_like(alone), np.take_along_axis(rates, order, axis=1)), axis=1)
-    tail = np.concatenate((alone, np.take_along_axis(tails, order, axis=1)), axis=1)
-    lane, bad = np.arange(len(at)), tail > slo_s
-    right = np.where(bad.any(axis=1), bad.argmax(axis=1), at.shape[1] - 1)
-    left = np.maximum(right - 1, 0)
-    rise = np.maximum(tail[lane, right] - tail[lane, left], 1e-12)
-    share = np.clip((slo_s - tail[lane, left]) / rise, 0.0, 1.0)
-    return np.asarray(at[lane, left] + (at[lane, right] - at[lane, left]) * share, dtype=np.float64)
+    return np.asarray(np.where(finer < most, finer + (failed - finer) * share, most), dtype=np.float64)
 
 
 def replay(
@@ -173,8 +153,8 @@ def _bracket(
     samples: Sequence[int],
     held: Floats | None = None,
     failed: Floats | None = None,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Per server the largest of the rising `rates` that holds, the next one, how far between the bound is, tails.
+) -> tuple[Floats, Floats, Floats]:
+    """Per server the largest of the rising `rates` that holds, the next one, and how far in between the bound lies.
 
     `held` and `failed` are known already and stand for what lies outside of `rates`; without them 0 and nan do.
     """
@@ -189,7 +169,7 @@ def _bracket(
     good_s, bad_s = tails[lane, np.maximum(first_bad - 1, 0)], tails[lane, np.minimum(first_bad, width - 1)]
     known = (first_bad > 0) & (first_bad < width)
     share = np.where(known, (slo_s - good_s) / np.where(known, bad_s - good_s, 1.0), 0.0)
-    return below, above, np.clip(share, 0.0, 1.0), tails
+    return below, above, np.clip(share, 0.0, 1.0)
 
 
 def _run(servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int]) -> Floats:

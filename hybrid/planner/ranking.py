@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import Floats, LatencyModel, fit
 from hybrid.planner.measures import EngineProfile, Setting, Timing
-from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, replay, rough_goodput_rps
+from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, replay, rough_goodputs_rps
 from hybrid.planner.space import SearchQuestion, batches, pairs
 
 #: Without an objective of the user's: how much slower than one row alone the slowest in a hundred may be.
@@ -25,7 +25,7 @@ VARIABLE_BATCH_GAIN: Final = 0.04
 DOUBLING_GAIN: Final = 0.05
 _REPLAYED_PAIRS: Final = 12
 #: Standard errors by which an unmeasured setting may be better than predicted.
-_HOPE: Final = 1.5
+_HOPE: Final = 2.0
 _CAUTION: Final = 0.5
 _REPLAYED_BATCHES: Final = 6
 _NEAR: Final = 1.8
@@ -62,6 +62,7 @@ class Models(Struct, frozen=True):
     timings: tuple[Timing, ...]
     by_engine: dict[str, LatencyModel]
     slo_s: float
+    curves: dict[tuple[str, int, int], Floats]
 
     def curve(self, setting: Setting) -> Floats:
         """Times of batches of 1 to `max_batch` rows in this setting."""
@@ -69,6 +70,9 @@ class Models(Struct, frozen=True):
         engine = next(one for one in self.question.engines if one.engine == setting.engine)
         if engine.fixed_rows is not None:
             return np.full(setting.max_batch, model.seconds(setting.instances, setting.threads, engine.fixed_rows))
+        ready = self.curves.get((setting.engine, setting.instances, setting.threads), ())
+        if setting.max_batch <= len(ready):
+            return np.asarray(ready[: setting.max_batch])
         return model.curve(setting.instances, setting.threads, setting.max_batch)
 
     def seconds(self, setting: Setting, rows: int) -> float:
@@ -100,7 +104,22 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
         for instances, threads in pairs(question, engine)
         if instances == 1 or question.instances == instances
     )
-    return Models(question, tuple(timings), fitted, slo_s)
+    return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted))
+
+
+def _curves(question: SearchQuestion, fitted: dict[str, LatencyModel]) -> dict[tuple[str, int, int], Floats]:
+    """The whole curve of all workers that may be, made together: one by one they take most of the time of a search."""
+    found = {}
+    for engine in question.engines:
+        if engine.engine not in fitted or engine.fixed_rows is not None:
+            continue
+        by_rows: dict[int, list[tuple[int, int]]] = {}
+        for pair in pairs(question, engine):
+            by_rows.setdefault(batches(question, engine, pair[0])[-1], []).append(pair)
+        for rows, same in by_rows.items():
+            curves = fitted[engine.engine].curves(same, rows)
+            found |= {(engine.engine, *pair): curve for pair, curve in zip(same, curves, strict=True)}
+    return found
 
 
 def rank(known: Models, samples: Sequence[int] = ONE) -> list[Rated]:
@@ -170,8 +189,8 @@ def _groups(known: Models) -> list[list[Setting]]:
             sizes = _sizes(known, engine, instances, threads)
             settings = [Setting(engine.engine, instances, threads, size, device=engine.device) for size in sizes]
             full = known.curve(settings[-1])
-            rough = [_rough(known, Server(full[: one.max_batch], instances)) for one in settings]
-            best, top = max(rough), settings[int(np.argmax(rough))]
+            rough = _roughs(known, Server(full, instances), sizes)
+            best, top = float(rough.max()), settings[int(rough.argmax())]
             hope = _scaled(known, top, full[: top.max_batch], -_HOPE)
             kept = [one for one, value in zip(settings, rough, strict=True) if value >= _WORTH_REPLAY * best]
             found.append((hope, kept))
@@ -227,10 +246,15 @@ def _values(known: Models, servers: Sequence[Server], samples: Sequence[int]) ->
     return goodput_rps(servers, known.slo_s, question.quantile, samples)
 
 
-def _rough(known: Models, server: Server) -> float:
+def _roughs(known: Models, server: Server, sizes: Sequence[int]) -> Floats:
+    """The rough estimate for each largest batch."""
     if known.question.objective == "throughput":
-        return server.capacity_rps * STABLE_SHARE
-    return rough_goodput_rps(server, known.slo_s, known.question.quantile)
+        return np.array([Server(server.batch_s[:size], server.instances).capacity_rps * STABLE_SHARE for size in sizes])
+    return rough_goodputs_rps(server, sizes, known.slo_s, known.question.quantile)
+
+
+def _rough(known: Models, server: Server) -> float:
+    return float(_roughs(known, server, [len(server.batch_s)])[0])
 
 
 def _rated(known: Models, setting: Setting, value: float) -> Rated:

@@ -1,8 +1,8 @@
 """Which times to measure next, and which setting to take: few questions, asked where they tell most. Pure.
 
 Ask and tell: `next` says what to measure, `tell` takes the answers, `choice` is the best setting known so far. First
-come seeds at the corners of the space; then the settings that are predicted best are measured themselves, until the
-best one is, and nothing else could still be better. Measured times pull the model to them, so they win over predicted
+come seeds at the corners of the space; then the setting that is predicted best and those that could still be better are
+measured themselves, until there are none. Measured times pull the model to them, so they win over predicted
 ones. Knows no process and no clock.
 """
 
@@ -22,15 +22,18 @@ _SEED_ROWS: Final = (1, 8, 32)
 _DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
 _SHARE_MEASURED: Final = 0.10
 _FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
-_MOST: Final = 40
-_WIDTH: Final = 2
+_MOST: Final = 72
+_WIDTH: Final = 3
+#: Times near a setting after which more of them tell nothing new, and those that the best must have: the first of many
+#: noisy times is too good to be true.
+_OFTEN: Final = 12
+_ENOUGH: Final = 8
+_SIZES: Final = 2
 _WORTH_ASKING: Final = 1.01
 _ALTERNATIVES: Final = 5
 _REFINED: Final = 6
-#: How many of the best are measured again, in turn: the first of many noisy times is too good to be true.
-_FINALS: Final = (4, 3, 2)
-_NEAR: Final = 1.15
 _SMALL: Final = 3
+_ABOUT: Final = 3
 _WAIT_SHARE: Final = 0.5  # of the time of one row alone, which is the most that a wait may cost
 _WORTH_WAITING: Final = 1.02
 
@@ -71,7 +74,6 @@ class Search:
         self._question = question
         self._timings = list(timings_of(question))
         self._count = len(self._timings)
-        self._finals = list(_FINALS)
         self._space = len(space(question))
         share = int(_SHARE_MEASURED * self._space)
         self._limit = max(_FEWEST * len(question.engines), min(share, _MOST))
@@ -106,33 +108,44 @@ class Search:
         return asked
 
     def _wanted(self) -> list[Probe]:
-        """The best unless it is measured, and those that may be better than it; then the best few once more."""
+        """Times of the best and of those that may be better, until there are none or each was timed often enough."""
         if self._count >= self._limit:
             return []
         ranked = rank(models(self._question, self._timings))
         best = ranked[0]
-        hopeful = sorted(ranked, key=lambda one: -one.best_rps)
+        hopeful = sorted(ranked[1:], key=lambda one: -one.best_rps)
         worth = [one for one in hopeful if one.best_rps > _WORTH_ASKING * best.rps]
-        told = {timing.probe for timing in self._timings}
-        probes = [_probe(one.setting) for one in (best, *worth) if not one.measured]
-        new = [probe for probe in dict.fromkeys(probes) if probe not in told]
-        if new:
-            return new[:_WIDTH]
-        if not self._finals:
+        if not worth and self._times_told(best.setting) >= _ENOUGH:
             return []
-        near = [one.setting for one in ranked[: self._finals.pop(0)] if one.rps * _NEAR > best.rps]
-        return [_probe(replace(one, max_batch=size)) for one in near for size in self._rows(one)]
+        doubtful = [one.setting for one in (best, *worth) if self._times_told(one.setting) < _OFTEN]
+        return [probe for one in doubtful[:_WIDTH] for probe in self._probes(one)]
 
-    def _rows(self, setting: Setting) -> list[int]:
-        """What to measure of a finalist, as far as it may be run."""
+    def _times_told(self, setting: Setting) -> int:
+        """How many times are known of batches about as large, on the same workers."""
+        near = range(setting.max_batch // _ABOUT, _ABOUT * setting.max_batch + 1)
+        return sum(rows in near for rows in self._rows_told(setting))
+
+    def _rows_told(self, setting: Setting) -> list[int]:
+        place = replace(_probe(setting), rows=0)
+        return [one.probe.rows for one in self._timings if replace(one.probe, rows=0) == place]
+
+    def _probes(self, setting: Setting) -> list[Probe]:
+        """Its full batch; once such a one is known, the sizes around it that were timed least.
+
+        Other sizes tell as much as the same one again, and more of the curve.
+        """
         engine = next(one for one in self._question.engines if one.engine == setting.engine)
         most = batches(self._question, engine, setting.instances)[-1]
-        return [rows for rows in _around(setting.max_batch) if rows <= most]
+        told = self._rows_told(setting)
+        sizes = sorted((rows for rows in _around(setting.max_batch) if rows <= most), key=told.count)
+        chosen = sizes[:_SIZES] if self._times_told(setting) else [setting.max_batch]
+        return [_probe(replace(setting, max_batch=rows)) for rows in chosen]
 
 
 def _around(rows: int) -> tuple[int, ...]:
     """Row counts that tell how a setting does: its full batch and a common one; if it is small, whether more pay."""
-    return (rows, 2 * rows + 1) if rows <= _SMALL else (rows, -(-rows // 2))
+    common = 2 * rows + 1 if rows <= _SMALL else -(-rows // 2)
+    return tuple(dict.fromkeys((rows, common, rows + 1, max(1, rows - 1), common + 1, common - 1)))
 
 
 def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
