@@ -74,9 +74,11 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
     else:
         where = f"The model's settings ask for `{choice.setting.device}`"
     took = f" in {profile.took_s:.0f} s" if profile.took_s >= 1 else ""
-    length = f" at a length of {profile.length}" if profile.length else ""
-    times = f"{choice.measured} batch times were taken{took}{length} for {choice.space} settings"
-    return f"{where}. {times}{_crowd(profile)}; {_aim(choice)}."
+    variable = any(engine.variable for engine in profile.engines)
+    length = f", at a length of {profile.length}" if profile.length and variable else ""
+    times = f"{choice.measured} batch times were taken{took}{length}{_crowd(profile)}"
+    space = f"They tell of {choice.space} settings (engine, workers, threads, largest batch) which carries most"
+    return f"{where}. {times}. {space}; {_aim(choice)}."
 
 
 def _crowd(profile: ModelProfile) -> str:
@@ -114,11 +116,13 @@ def _instances_reason(choice: Choice) -> str:
         return f"{_shape(setting)}, the number of workers being fixed."
     rival = _rival(choice)
     if rival is None:
-        return f"{_shape(setting)} is the only way here: {best.rps:.0f} rows/s{_within(choice)}."
+        share = "1 CPU" if choice.known.question.cpus == 1 else f"{choice.known.question.cpus} CPUs"
+        way = f"the only way on this model's share of {share}" if setting.device == "cpu" else "the only way here"
+        return f"{_shape(setting)} is {way}: {best.rps:.0f} rows/s{_within(choice)}."
     how = "measured" if best.measured and rival.measured else "predicted from the measured times"
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
-    text += f"({_rates(best, rival)}, {how}; full batches of {setting.max_batch} and {rival.setting.max_batch} take "
-    text += f"{_ms(best.batch_s)} and {_ms(rival.batch_s)})."
+    text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}, "
+    text += f"{_full(rival)} {_ms(rival.batch_s)})."
     return text + _idle(choice) + _at_half_load(choice)
 
 
@@ -208,7 +212,7 @@ def _larger(best: Rated, larger: Rated) -> str:
         f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"loses {-gain:.0%}"
     )
     slower = larger.batch_s / best.batch_s
-    return f"batch {larger.setting.max_batch} {gains_words}, and a full one takes {slower:.1f}x as long"
+    return f"batch {larger.setting.max_batch} {gains_words}, and when full takes {slower:.1f}x as long"
 
 
 def _memory(line: MemoryLine, limit: int, memory_bytes: int, instances: int) -> str:
@@ -222,7 +226,9 @@ def _memory(line: MemoryLine, limit: int, memory_bytes: int, instances: int) -> 
 def _wait_reason(choice: Choice) -> str:
     waiting, setting = choice.waiting, choice.setting
     if setting.device == "cpu":
-        return "An idle worker takes whatever is there; on one queue under random arrivals no wait gains over that."
+        return (
+            "An idle worker takes whatever is there. Requests come at random times, so waiting for more gains nothing."
+        )
     if waiting is None:
         return "While the device is busy the next batch fills by itself: waiting adds nothing."
     if setting.max_wait_ms:
@@ -247,6 +253,11 @@ def _within(choice: Choice) -> str:
 def _shape(setting: Setting) -> str:
     workers = "1 worker" if setting.instances == 1 else f"{setting.instances} workers"
     return f"{workers} x {setting.threads} thread{'' if setting.threads == 1 else 's'}"
+
+
+def _full(one: Rated) -> str:
+    rows = one.setting.max_batch
+    return "one row" if rows == 1 else f"a full batch of {rows}"
 
 
 def _times(best: Rated, other: Rated) -> str:

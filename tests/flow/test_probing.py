@@ -218,12 +218,16 @@ def test_times_that_were_taken_beside_others_say_so(tmp_path):
         assert all(other.stdout.readline() for other in others)
         with ProcessMeasurer(model, MACHINE, 8, Budget(30.0)) as measurer:
             (timing,) = measurer.time([Probe("onnxruntime", 1, 1, 1)])
+        limited = replace(MACHINE, cpu=replace(MACHINE.cpu, quota_cpus=1.5))
+        with ProcessMeasurer(model, limited, 8, Budget(30.0)) as measurer:
+            (paused,) = measurer.time([Probe("onnxruntime", 1, 1, 1)])
     finally:
         for other in others:
             other.kill()
             other.communicate()
     assert timing.failure == ""
     assert 0.2 < timing.waited <= 1.0  # two thirds where the kernel is fair
+    assert paused.waited == 0.0  # under a quota nobody can tell its pauses from others' work
 
 
 def test_what_fails_does_not_keep_others_from_being_measured():

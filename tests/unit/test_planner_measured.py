@@ -47,7 +47,7 @@ def test_times_that_were_taken_in_a_crowd_are_said_to_be() -> None:
     crowded = profile()
     crowded = replace(crowded, timings=tuple(replace(one, waited=0.42) for one in crowded.timings))
     assert (
-        "settings, while other processes had 42% of the CPU time that was asked for;" in plan(crowded).reasons["device"]
+        "in 9 s, while other processes had 42% of the CPU time that was asked for." in plan(crowded).reasons["device"]
     )
     assert "other processes" not in plan().reasons["device"]
 
@@ -74,7 +74,8 @@ def test_every_number_says_what_was_measured() -> None:
     assert "on 1 thread and in" in reasons["threads_per_instance"]
     assert reasons["max_batch"].startswith(f"Batch {made.max_batch}: ")
     assert "On one thread a batch costs" in reasons["max_batch"]
-    assert "6 batch times were taken in 9 s at a length of 32 for 72 settings" in reasons["device"]
+    assert "6 batch times were taken in 9 s. They tell of 72 settings" in reasons["device"]
+    assert "in 9 s, at a length of 32. They" in plan(profile(variable=True)).reasons["device"]
     assert "within 190 ms, 95 % of the objective" in reasons["device"]
     assert all(text.endswith(".") and "\n" not in text for text in reasons.values())
     assert "no objective is set" in plan().reasons["device"]
