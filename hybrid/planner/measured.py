@@ -10,7 +10,7 @@ from hybrid.planner.guess import ENGINE_NAMES, MIB, Guess
 from hybrid.planner.latency import turning_point
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
 from hybrid.planner.queueing import mean_latency_s
-from hybrid.planner.ranking import SLOWEST_TIMES_SINGLE, Rated
+from hybrid.planner.ranking import SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE, Rated
 from hybrid.planner.search import Choice
 from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
 from hybrid.planner.types import Alternative
@@ -93,10 +93,9 @@ def _aim(choice: Choice) -> str:
         return "the aim is rows per second"
     if known.question.slo_s is not None:
         return f"the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, 95 % of the objective"
-    return (
-        f"no objective is set, so the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, "
-        f"{SLOWEST_TIMES_SINGLE:.0f} times one row alone"
-    )
+    short = known.slo_s <= SHORTEST_OBJECTIVE_S
+    why = "which nobody notices" if short else f"{SLOWEST_TIMES_SINGLE:.0f} times one row alone"
+    return f"no objective is set, so the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, {why}"
 
 
 def _engine_reason(choice: Choice) -> str:

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import Floats, LatencyModel, fit
 from hybrid.planner.measures import EngineProfile, Setting, Timing
-from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, replay, rough_goodputs_rps
+from hybrid.planner.queueing import STABLE_SHARE, Server, goodput_rps, rough_goodputs_rps
 from hybrid.planner.space import SearchQuestion, batches, pairs
 
-#: Without an objective of the user's: how much slower than one row alone the slowest in a hundred may be.
+#: Without an objective of the user's: how much slower than one row alone the slowest in 100 may be, and always may be.
 SLOWEST_TIMES_SINGLE: Final = 10.0
+SHORTEST_OBJECTIVE_S: Final = 0.020
 #: A larger batch must gain this much, or the smaller one is taken: it answers sooner and is kinder to neighbours.
 BATCH_GAIN: Final = 0.01
 #: The same where rows vary in length: it was measured at one length, and a batch costs what its longest row does.
@@ -56,7 +57,7 @@ class Rated(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """A fitted model per engine that has times, and the bound on the latency of the slowest in a hundred."""
+    """A fitted model per engine that has times, its curves, and the bound on the latency of the slowest in a hundred."""
 
     question: SearchQuestion
     timings: tuple[Timing, ...]
@@ -92,33 +93,31 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
     """
     fitted = {}
     for engine in question.engines:
-        own = [one for one in timings if one.probe.engine == engine.engine and not one.failure]
-        if own:
+        if own := [one for one in timings if one.probe.engine == engine.engine and not one.failure]:
             fitted[engine.engine] = fit(own, question.cpus if engine.device == "cpu" else 4)
     if not fitted:
         raise ValueError("expected at least one measured time")
-    slo_s = question.slo_s or SLOWEST_TIMES_SINGLE * min(
+    single_s = min(
         model.seconds(instances, threads, engine.fixed_rows or 1)
         for engine in question.engines
         if (model := fitted.get(engine.engine)) is not None
         for instances, threads in pairs(question, engine)
         if instances == 1 or question.instances == instances
     )
+    slo_s = question.slo_s or max(SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE * single_s)
     return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted))
 
 
 def _curves(question: SearchQuestion, fitted: dict[str, LatencyModel]) -> dict[tuple[str, int, int], Floats]:
     """The whole curve of all workers that may be, made together: one by one they take most of the time of a search."""
-    found = {}
+    found: dict[tuple[str, int, int], Floats] = {}
     for engine in question.engines:
-        if engine.engine not in fitted or engine.fixed_rows is not None:
-            continue
-        by_rows: dict[int, list[tuple[int, int]]] = {}
-        for pair in pairs(question, engine):
-            by_rows.setdefault(batches(question, engine, pair[0])[-1], []).append(pair)
-        for rows, same in by_rows.items():
-            curves = fitted[engine.engine].curves(same, rows)
-            found |= {(engine.engine, *pair): curve for pair, curve in zip(same, curves, strict=True)}
+        if engine.engine in fitted and engine.fixed_rows is None:
+            most = {pair: batches(question, engine, pair[0])[-1] for pair in pairs(question, engine)}
+            for rows in set(most.values()):
+                same = [pair for pair in most if most[pair] == rows]
+                curves = fitted[engine.engine].curves(same, rows)
+                found |= {(engine.engine, *pair): curve for pair, curve in zip(same, curves, strict=True)}
     return found
 
 
@@ -162,14 +161,6 @@ def rate(known: Models, settings: Sequence[Setting], samples: Sequence[int] = ON
     """The settings as they stand."""
     rates = _values(known, [known.server(setting) for setting in settings], samples)
     return [_rated(known, setting, float(rates[n])) for n, setting in enumerate(settings)]
-
-
-def with_latencies(known: Models, some: Sequence[Rated]) -> list[Rated]:
-    """With the latencies at the rate that each carries; at nine tenths of it where that is the most there is."""
-    share = 1.0 if known.question.objective == "latency" else 0.9
-    rates = np.array([max(1e-9, share * one.rps) for one in some])
-    found = replay([known.server(one.setting) for one in some], rates)
-    return [replace(one, p50_s=float(found.p50_s[n]), p99_s=float(found.tail_s[n])) for n, one in enumerate(some)]
 
 
 def default_setting(known: Models) -> Setting:

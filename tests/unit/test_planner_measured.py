@@ -59,6 +59,13 @@ def test_an_engine_without_times_was_not_beaten() -> None:
     assert plan(profile(), slow).reasons["engine"].startswith("ONNX Runtime: ")
 
 
+def test_without_an_objective_a_quick_model_need_not_be_quicker_than_anybody_notices() -> None:
+    quick, slow = plan(profile(scale=0.01)), plan(profile())
+    assert "within a p99 of 20 ms" in quick.reasons["instances"]
+    assert quick.reasons["device"].endswith("with a p99 within 20 ms, which nobody notices.")
+    assert slow.reasons["device"].endswith("10 times one row alone.")
+
+
 def test_the_times_decide_between_workers_and_threads() -> None:
     assert (plan().instances, plan().threads_per_instance) == (2, 1)
     threads = plan(profile(parallel))
