@@ -57,7 +57,7 @@ class Rated(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """A fitted model per engine that has times, its curves, and the bound on the latency of the slowest in a hundred."""
+    """A fitted model per engine that has times, its curves, and the bound on the latency of the slowest in 100."""
 
     question: SearchQuestion
     timings: tuple[Timing, ...]
