@@ -196,8 +196,8 @@ def _groups(known: Models) -> list[list[Setting]]:
 
 
 def _best_batches(known: Models, groups: Sequence[list[Setting]], samples: Sequence[int]) -> list[Rated]:
-    flat = [setting for group in groups for setting in group]
-    values = iter(_values(known, [known.server(setting) for setting in flat], samples).tolist())
+    servers = [known.server(setting) for group in groups for setting in group]
+    values = iter(_values(known, servers, samples).tolist())
     return [_best_of(known, group, [next(values) for _ in group]) for group in groups]
 
 
@@ -244,14 +244,10 @@ def _roughs(known: Models, server: Server, sizes: Sequence[int]) -> Floats:
     return rough_goodputs_rps(server, sizes, known.slo_s, known.question.quantile)
 
 
-def _rough(known: Models, server: Server) -> float:
-    return float(_roughs(known, server, [len(server.batch_s)])[0])
-
-
 def _rated(known: Models, setting: Setting, value: float) -> Rated:
     curve = known.curve(setting)
     # Under a tight objective a few percent of time are many of goodput, which the rough estimate knows as well.
-    rough = max(1e-12, _rough(known, Server(curve, setting.instances)))
+    rough = max(1e-12, _scaled(known, setting, curve, 0.0))
     return Rated(
         setting=setting,
         rps=value,
@@ -264,7 +260,8 @@ def _rated(known: Models, setting: Setting, value: float) -> Rated:
 
 def _scaled(known: Models, setting: Setting, curve: Floats, errors: float) -> float:
     """The rough estimate with times off by so many standard errors."""
-    return _rough(known, Server(curve * np.exp(errors * _doubt(known, setting)), setting.instances))
+    server = Server(curve * np.exp(errors * _doubt(known, setting)), setting.instances)
+    return float(_roughs(known, server, [len(curve)])[0])
 
 
 def _doubt(known: Models, setting: Setting) -> float:

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from hybrid.planner.latency import LatencyModel
 from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
-from hybrid.planner.ranking import FOUR, Models, Rated, default_setting, models, rank, rate, refined, with_latencies
+from hybrid.planner.queueing import replay
+from hybrid.planner.ranking import FOUR, Models, Rated, default_setting, models, rank, rate, refined
 from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
@@ -158,14 +159,14 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
     top = sorted(refined(known, ranked[:_REFINED]), key=lambda one: -one.sure_rps)
     (default,) = rate(known, [default_setting(known)], FOUR)
-    found = with_latencies(known, [default, *top, *ranked[_REFINED : _ALTERNATIVES + 1]])
+    found = _with_latencies(known, [default, *top, *ranked[_REFINED : _ALTERNATIVES + 1]])
     default, best = found[0], found[1]
     if default.rps > best.rps:  # never worse than what a framework does by itself
         best = default
     rest = tuple(one for one in found[1:] if one.setting != best.setting)[:_ALTERNATIVES]
     smaller, larger, waiting = _beside(known, best)
     if waiting is not None and waiting.rps > _WORTH_WAITING * best.rps:
-        (best,), waiting = with_latencies(known, [waiting]), best
+        (best,), waiting = _with_latencies(known, [waiting]), best
     return Choice(
         setting=best.setting,
         rated=best,
@@ -198,6 +199,14 @@ def _beside(known: Models, best: Rated) -> tuple[Rated | None, Rated | None, Rat
     rated = dict(zip(there, rate(known, there, FOUR) if there else (), strict=True))
     found = {key: rated[one] if one is not None else None for key, one in wanted.items()}
     return found["smaller"], found["larger"], found["waiting"]
+
+
+def _with_latencies(known: Models, some: Sequence[Rated]) -> list[Rated]:
+    """With the latencies at the rate that each carries; at nine tenths of it where that is the most there is."""
+    share = 1.0 if known.question.objective == "latency" else 0.9
+    rates = np.array([max(1e-9, share * one.rps) for one in some])
+    found = replay([known.server(one.setting) for one in some], rates)
+    return [replace(one, p50_s=float(found.p50_s[n]), p99_s=float(found.tail_s[n])) for n, one in enumerate(some)]
 
 
 def fixed_batch(model: LatencyModel, rows: int) -> FixedBatch:

@@ -92,3 +92,23 @@ def test_the_turning_point() -> None:
     assert turning_point(rows, [max(2.0, 0.25 * b) for b in rows]) == pytest.approx(8, rel=0.25)
     assert turning_point(rows, [1.0 + b for b in rows]) is None
     assert turning_point((1, 2, 4), (1.0, 2.0, 3.0)) is None
+
+
+def test_workers_that_were_never_timed_are_in_more_doubt_than_other_batches_of_timed_ones() -> None:
+    model = fit([*times(*CORNERS), *times((4, 2, 4), (4, 2, 16))], 8)
+    timed, near = model.doubts(np.array([4.0, 3.0]), np.array([2.0, 2.0]), np.array([8.0, 8.0]))
+    assert near > 1.5 * timed
+
+
+def test_reading_the_weights_makes_small_batches_cost_the_same() -> None:
+    places = [Probe("e", i, 1, b) for i in (1, 8) for b in (1, 2, 4, 16, 64)]
+    model = fit([Timing(one, max(0.02, 0.002 * one.rows)) for one in places], 8)
+    assert model.seconds(1, 1, 3) == pytest.approx(0.02, rel=0.1)
+    assert model.seconds(1, 1, 32) == pytest.approx(0.064, rel=0.1)
+
+
+def test_curves_side_by_side_are_those_of_each() -> None:
+    model = fit(times(*CORNERS), 8)
+    first, second = model.curves([(1, 8), (4, 2)], 48)
+    assert first.tolist() == model.curve(1, 8, 48).tolist()
+    assert second.tolist() == model.curve(4, 2, 48).tolist()

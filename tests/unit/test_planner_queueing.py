@@ -14,6 +14,7 @@ from hybrid.planner.queueing import (
     mean_latency_s,
     replay,
     rough_goodput_rps,
+    rough_goodputs_rps,
 )
 
 
@@ -52,7 +53,7 @@ def test_the_closed_form_at_its_ends() -> None:
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
-@pytest.mark.parametrize(("instances", "max_batch"), [(1, 64), (2, 8), (8, 8)])
+@pytest.mark.parametrize(("instances", "max_batch"), [(1, 64), (2, 8), (8, 8), (1, 1), (3, 1)])
 @pytest.mark.parametrize(("fixed_ms", "row_ms"), [(5.0, 1.05), (1.0, 4.0)])
 def test_the_replay_gives_mean_and_tail(
     fixed_ms: float, row_ms: float, instances: int, max_batch: int, load: float
@@ -109,3 +110,9 @@ def test_the_sample_is_always_the_same() -> None:
     first, again, second = (float(replay([server], rate, samples=(one,)).tail_s[0]) for one in (0, 0, 1))
     assert first == again != second
     assert min(first, second) <= replay([server], rate, samples=(0, 1)).tail_s[0] <= max(first, second)
+
+
+def test_rough_estimates_of_several_largest_batches_are_those_of_each() -> None:
+    curve, sizes = line(5, 1, 64), [1, 3, 16, 64]
+    together = rough_goodputs_rps(Server(curve, 3), sizes, 0.04)
+    assert together.tolist() == [rough_goodput_rps(Server(curve[:size], 3), 0.04) for size in sizes]

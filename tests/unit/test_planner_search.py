@@ -195,6 +195,19 @@ def test_cpus_stay_idle_where_busy_ones_slow_the_others_down_by_more() -> None:
     assert choice.rated.rps >= 0.95 * max(one.rps for one in choice.alternatives)
 
 
+@pytest.mark.slow
+def test_near_rivals_are_timed_again_at_other_sizes() -> None:
+    def law(instances: int, threads: int, rows: int) -> float:
+        return (0.002 + 0.005 * rows) / threads * (1.0 + 0.04 * np.sin(7 * instances + 3 * threads + rows))
+
+    choice, asked = run(ask(6, slo_s=0.08), {"onnxruntime": law})
+    setting = choice.setting
+    near = [one for one in asked if (one.instances, one.threads) == (setting.instances, setting.threads)]
+    assert len(near) >= 6
+    assert len(set(near)) >= 5
+    assert len(asked) <= 0.1 * choice.space
+
+
 # --- a fixed batch ----------------------------------------------------------------------------------------------------
 
 
