@@ -121,7 +121,7 @@ def _instances_reason(choice: Choice) -> str:
     how = "measured" if best.measured and rival.measured else "predicted from the measured times"
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
     text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}, "
-    text += f"{_full(rival)} {_ms(rival.batch_s)})."
+    text += f"there {_full(rival)} {_ms(rival.batch_s)})."
     return text + _idle(choice) + _at_half_load(choice)
 
 
