@@ -98,7 +98,8 @@ class Session:
         question = _question(asking(engines), wanted)
         known = bool(engines) and question in record.questions
         tried = record.unfinished.get(question, 0.0) >= self._budget_s
-        if (known or tried) and self._may_measure and record.profile.crowded_share and is_calm(self._machine):
+        crowded = replace(record.profile, engines=engines).crowded_share
+        if self._may_measure and crowded and is_calm(self._machine):
             engines, known, tried = tuple(replace(engine, timings=()) for engine in engines), False, False
         if not (known or tried) and self._may_measure:
             return self._measure(asking, record, engines, wanted)

@@ -230,6 +230,16 @@ def test_times_that_were_taken_in_a_crowd_are_taken_again_once_it_has_gone(world
     assert world.timed == []
 
 
+def test_times_of_an_engine_that_is_gone_are_no_reason_to_measure_the_others_again(world):
+    world.waited = 0.9
+    world.ask()
+    world.waited, world.versions = 0.0, {"onnxruntime": "1"}
+    world.ask()
+    assert set(world.timed) == {"onnxruntime"}
+    again, _ = world.ask()
+    assert (world.timed, again.profile.crowded_share) == ([], 0.0)
+
+
 def test_a_crowd_that_took_all_the_time_is_no_reason_to_leave_it_at_that(world):
     world.waited, world.probe_s = 0.9, 6.0
     assert not world.ask()[0].complete
