@@ -4,6 +4,7 @@ Processes are found as children and by a mark in their environment, because a gr
 nobody's child any more and is just what these checks are for.
 """
 
+import contextlib
 import os
 import time
 import uuid
@@ -41,6 +42,14 @@ def left_processes(before: set[int]) -> list[str]:
     New ones below a process of `before` are fine: a server that outlives the test may have replaced a worker.
     """
     return _settled(lambda: [text for p in descendants().values() if (text := _describe(p, before))])
+
+
+def end_processes(before: set[int]) -> None:
+    """End new descendants, which a test that failed has left."""
+    for process in descendants().values():
+        if _describe(process, before):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def left_files(before: set[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """How a verb that has something to put back ends when it is told to: in order, whoever tells it. Knows no verb."""
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def polite_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, by a KeyboardInterrupt.
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, by a KeyboardInterrupt, also where an event loop runs in it.
 
     Once, and from then on they do nothing: a closed terminal brings one of each, and the second must not end what the
     first has begun. Where SIGHUP is ignored, as after `nohup`, it stays so.
@@ -19,7 +20,7 @@ def polite_end() -> Iterator[None]:
         nonlocal told
         first, told = not told, True
         if first:
-            raise KeyboardInterrupt
+            _interrupt()
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
@@ -29,3 +30,20 @@ def polite_end() -> Iterator[None]:
         for number, handler in before.items():
             # A handler of Python's would be taken away while the interpreter ends, and the code that it ends with.
             signal.signal(number, signal.SIG_IGN if told else handler)
+
+
+def _interrupt() -> None:
+    """Raise a KeyboardInterrupt where nobody takes it for a fault of a connection.
+
+    A handler runs between any two bytecodes, which may be those of a protocol's `data_received`; uvloop ends that
+    connection with whatever is raised there, logs it, and goes on. What a handle of its own raises leaves the loop.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise KeyboardInterrupt from None
+    loop.call_soon_threadsafe(_raise)
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt

@@ -1,8 +1,11 @@
 """Being told to end: once, by whatever signal."""
 
+import asyncio
 import signal
+import socket
 
 import pytest
+import uvloop
 
 from hybrid.cli.ending import polite_end
 
@@ -39,3 +42,29 @@ def test_a_hangup_that_is_ignored_stays_so():
     with polite_end():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+class _Told(asyncio.Protocol):
+    """Is told while it reads, as a handler comes between any two bytecodes."""
+
+    def data_received(self, data):
+        signal.raise_signal(signal.SIGTERM)
+
+
+async def _read_one(cleaned):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        await asyncio.get_running_loop().create_connection(_Told, sock=ours)
+        theirs.send(b"x")
+        try:
+            await asyncio.sleep(10)
+        finally:
+            cleaned.append(True)
+
+
+@pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_an_event_loop_is_interrupted_wherever_it_is(loop_factory):
+    cleaned = []
+    with polite_end(), pytest.raises(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_read_one(cleaned))
+    assert cleaned
