@@ -127,7 +127,7 @@ def test_a_5_s_request_finishes(tmp_path):
 
 def test_a_signal_to_the_process_and_its_group_is_one_wish(tmp_path):
     """As GNU timeout sends it: twice within a millisecond."""
-    server = serve(tmp_path, ms=700)
+    server = serve(tmp_path, ms=700, rows=1)
     thread, results = send(server, [1.0])
     server.signal(signal.SIGTERM)
     time.sleep(0.002)  # or the kernel merges the two
