@@ -207,7 +207,7 @@ def _search(
         taken = tuple(timing for timing in timings if timing.failure != NO_TIME)
         complete = len(taken) == len(timings)
         search.tell(taken)
-        engines = tuple(replace(e, timings=_merged(e, taken)) for e in engines)
+        engines = tuple(replace(e, timings=with_new(e, taken)) for e in engines)
     return engines, complete
 
 
@@ -215,10 +215,11 @@ def _any_time(engines: Sequence[EngineProfile]) -> bool:
     return any(not timing.failure for engine in engines for timing in engine.timings)
 
 
-def _merged(engine: EngineProfile, timings: Sequence[Timing]) -> tuple[Timing, ...]:
-    own = {timing.probe: timing for timing in engine.timings}
-    own |= {t.probe: t for t in timings if (t.probe.engine, t.probe.device) == (engine.engine, engine.device)}
-    return tuple(own.values())
+def with_new(engine: EngineProfile, timings: Sequence[Timing]) -> tuple[Timing, ...]:
+    """All times of an engine with its new ones, the same setting's several times; a failure that passed is none."""
+    new = [t for t in timings if (t.probe.engine, t.probe.device) == (engine.engine, engine.device)]
+    answered = {timing.probe for timing in new}
+    return (*(t for t in engine.timings if not (t.failure and t.probe in answered)), *new)
 
 
 def _usable(engines: Sequence[EngineProfile], wanted: Sequence[str], device: str) -> tuple[EngineProfile, ...]:

@@ -54,13 +54,14 @@ class World:
         model: ModelSettings = MODEL,
         machine: MachineFacts = MACHINE,
         may_measure: bool = True,
+        cpus: int = 2,
     ) -> Any:
         """One start: returns the answer and why there is none."""
         self.looked_at, self.timed = [], []
         one = Session(model, machine, self.cache, budget_s, may_measure=may_measure)
 
         def asking(engines):
-            return question_for(model, ModelProfile("m", "", "", 0, engines), 2, machine.memory_limit_bytes)
+            return question_for(model, ModelProfile("m", "", "", 0, engines), cpus, machine.memory_limit_bytes)
 
         return one.answer(asking), one.failure
 
@@ -118,6 +119,15 @@ def test_what_is_measured_once_is_known(world):
     again, _ = world.ask()
     assert (world.looked_at, world.timed) == ([], [])
     assert again.profile.engines == answer.profile.engines
+
+
+def test_every_time_that_was_taken_is_kept_and_one_that_failed_once_and_then_did_not_is_forgotten(world):
+    answer, _ = world.ask(cpus=16)
+    kept = [timing for engine in answer.profile.engines for timing in engine.timings]
+    assert len(kept) == len(world.timed) > len({timing.probe for timing in kept}), "some were taken twice"
+    probe = kept[0].probe
+    engine = EngineProfile("onnxruntime", "1", timings=(Timing(probe, float("inf"), failure="no memory"), kept[1]))
+    assert sessions.with_new(engine, [kept[0]]) == (kept[1], kept[0])
 
 
 def test_a_few_bytes_of_memory_more_or_less_are_no_other_question(world):
