@@ -1,6 +1,6 @@
 """The planner on random simulated devices, against an exhaustive sweep of each and against what others do.
 
-`python -m bench planner_simulated` runs 60 devices of a seed that nothing was tuned on (`--seed`). Each has at least
+`python -m bench.planner_simulated` runs 60 devices of a seed that nothing was tuned on (`--seed`). Each has at least
 720 settings; the truth is the device without noise under a replay with arrivals of its own. Devices that are done stand
 in a file, so that a run can be taken up again; `--fresh` begins anew.
 """
@@ -29,7 +29,7 @@ _ENOUGH: Final = 0.90
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench planner_simulated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.planner_simulated", description=__doc__)
     parser.add_argument("--seed", type=int, default=HELD_OUT)
     parser.add_argument("--count", type=int, default=_COUNT)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long; run again to go on")
