@@ -26,9 +26,9 @@ from msgspec import Struct
 from bench.planner_models import SUBJECTS, Subject
 from bench.report import machine_facts, show, write
 from hybrid.facts import MachineFacts
+from hybrid.planner.fitted import Models, models
 from hybrid.planner.machine import read_machine
 from hybrid.planner.measures import EngineProfile
-from hybrid.planner.ranking import Models, models
 from hybrid.planner.search import fixed_batch
 from hybrid.planner.space import SearchQuestion
 from hybrid.probing.cache import Cache

@@ -30,10 +30,10 @@ _NOISE: Final = 0.05
 _RESIDUAL: Final = 0.12
 _REACH: Final = np.array([2.0, 2.0, 2.5])
 _OWN_RESIDUAL: Final = 0.04
-_LEAST_DOUBT: Final = 0.02
+_LEAST_DOUBT: Final = 0.01
 _SAME: Final = 1e-9
 _SATURATING_SHARE: Final = 0.4  # of the CPUs, which together use all of the memory's bandwidth
-_CORNER: Final = 4.0  # how sharply the longer of two times takes over
+_CORNER: Final = 12.0  # how sharply the longer of two times takes over: a corner that is cut looks like cheap rows
 _TURNS: Final = 40
 _CURVE_POINTS: Final = 32
 
@@ -61,7 +61,7 @@ class LatencyModel(Struct, frozen=True):
     def doubts(self, instances: Floats, threads: Floats, rows: Floats) -> Floats:
         """Relative standard error of `times`: small beside a measured setting, larger away from all."""
         near = _likeness(_places(instances, threads, rows), self.places)
-        explained = np.einsum("ij,jk,ik->i", near, self.inverse, near)
+        explained = np.sum((near @ self.inverse) * near, axis=1)
         left = _RESIDUAL**2 + _OWN_RESIDUAL**2 - explained
         return np.asarray(np.sqrt(np.maximum(left, _LEAST_DOUBT**2)), dtype=np.float64)
 

@@ -6,11 +6,12 @@ Owns the wording of what the search found. Knows no rule of the search.
 from math import isfinite
 
 from hybrid.config import ModelSettings
+from hybrid.planner.fitted import SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE
 from hybrid.planner.guess import ENGINE_NAMES, MIB, Guess
 from hybrid.planner.latency import turning_point
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
 from hybrid.planner.queueing import mean_latency_s
-from hybrid.planner.ranking import SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE, Rated
+from hybrid.planner.ranking import Rated
 from hybrid.planner.search import Choice
 from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
 from hybrid.planner.types import Alternative

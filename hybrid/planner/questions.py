@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
+from hybrid.planner.fitted import models as fitted_models
 from hybrid.planner.guess import has_own_device
 from hybrid.planner.layers import Choices
 from hybrid.planner.measures import ModelProfile, Setting
 from hybrid.planner.queueing import Server, rough_goodput_rps
-from hybrid.planner.ranking import models as fitted_models
 from hybrid.planner.shares import Key, cpu_budget, key_of
 from hybrid.planner.space import SearchQuestion, batches, pairs, timings_of
 from hybrid.planner.types import Objective

@@ -13,24 +13,25 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hybrid.planner.fitted import Models, models
 from hybrid.planner.latency import LatencyModel
 from hybrid.planner.measures import EngineProfile, Probe, Setting, Timing
 from hybrid.planner.queueing import replay
-from hybrid.planner.ranking import FOUR, Models, Rated, default_setting, models, rank, rate, refined
+from hybrid.planner.ranking import FOUR, Rated, default_setting, rank, rate, refined
 from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
 _DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
 _SHARE_MEASURED: Final = 0.10
 _FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
-_MOST: Final = 72
+_MOST: Final = 80
 _WIDTH: Final = 3
 #: Times near a setting after which more of them tell nothing new, and those that the best must have: the first of many
 #: noisy times is too good to be true.
-_OFTEN: Final = 12
-_ENOUGH: Final = 8
+_OFTEN: Final = 16
+_ENOUGH: Final = 12
 _SIZES: Final = 2
-_WORTH_ASKING: Final = 1.01
+_WORTH_ASKING: Final = 1.005
 _ALTERNATIVES: Final = 5
 _REFINED: Final = 6
 _SMALL: Final = 3
@@ -114,11 +115,11 @@ class Search:
             return []
         ranked = rank(models(self._question, self._timings))
         best = ranked[0]
-        hopeful = sorted(ranked[1:], key=lambda one: -one.best_rps)
-        worth = [one for one in hopeful if one.best_rps > _WORTH_ASKING * best.rps]
-        if not worth and self._times_told(best.setting) >= _ENOUGH:
+        hopeful = sorted(ranked, key=lambda one: -one.best_rps)
+        worth = [one.hope for one in hopeful if one.best_rps > _WORTH_ASKING * best.rps]
+        if set(worth) <= {best.setting} and self._times_told(best.setting) >= _ENOUGH:
             return []
-        doubtful = [one.setting for one in (best, *worth) if self._times_told(one.setting) < _OFTEN]
+        doubtful = [one for one in dict.fromkeys((best.setting, *worth)) if self._times_told(one) < _OFTEN]
         return [probe for one in doubtful[:_WIDTH] for probe in self._probes(one)]
 
     def _times_told(self, setting: Setting) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from hybrid.planner.latency import fit
 from hybrid.planner.measures import EngineProfile, MemoryLine, Probe, Timing
+from hybrid.planner.queueing import Server, goodput_rps
 from hybrid.planner.search import Choice, Search, choose, fixed_batch
 from hybrid.planner.space import SearchQuestion, batches, pairs, rows_in_memory, space
 
@@ -193,6 +194,29 @@ def test_cpus_stay_idle_where_busy_ones_slow_the_others_down_by_more() -> None:
     choice, _ = run(ask(8, slo_s=0.1), {"onnxruntime": law})
     assert choice.setting.instances * choice.setting.threads < 8
     assert choice.rated.rps >= 0.95 * max(one.rps for one in choice.alternatives)
+
+
+def roofline(instances: int, threads: int, rows: int) -> float:
+    """Few rows cost what reading the weights does; all busy cores share what memory gives."""
+    busy = instances * threads
+    work, reading = 0.0005 * rows * (0.1 + 0.9 / threads), 0.0018 * max(1 / threads, busy / 3)
+    return 0.0003 + max(work, reading) * (1 + 0.2 * (busy - 1) / 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slo_s", [0.0045, 0.006, 0.007, 0.01])
+def test_what_serves_most_is_found_where_goodput_falls_off_cliffs(slo_s: float) -> None:
+    question = ask(4, slo_s=slo_s)
+    choice, _ = run(question, {"onnxruntime": roofline})
+    settings = space(question)
+    servers = [
+        Server(
+            np.array([roofline(one.instances, one.threads, rows + 1) for rows in range(one.max_batch)]), one.instances
+        )
+        for one in settings
+    ]
+    true = dict(zip(settings, goodput_rps(servers, slo_s), strict=True))
+    assert true[choice.setting] > 0.96 * max(true.values())
 
 
 @pytest.mark.slow

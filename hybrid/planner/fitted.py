@@ -1,0 +1,127 @@
+"""What was measured of a model, fitted: the times of every batch on every (instances, threads), and how sure they are.
+
+Owns the bound on latency where the user set none. Knows no rule of what is good. Pure.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hybrid.planner.latency import Floats, LatencyModel, fit
+from hybrid.planner.measures import EngineProfile, Setting, Timing
+from hybrid.planner.queueing import Server
+from hybrid.planner.space import SearchQuestion, batches, pairs
+
+#: Without an objective of the user's: how much slower than one row alone the slowest in 100 may be, and always may be.
+SLOWEST_TIMES_SINGLE: Final = 10.0
+SHORTEST_OBJECTIVE_S: Final = 0.020
+#: A batch of about as many rows counts as this one measured.
+_ALIKE: Final = 1.3
+
+
+class Models(Struct, frozen=True):
+    """A fitted model per engine that has times, its curves, and the bound on the latency of the slowest in 100."""
+
+    question: SearchQuestion
+    timings: tuple[Timing, ...]
+    by_engine: dict[str, LatencyModel]
+    slo_s: float
+    curves: dict[tuple[str, int, int], Floats]
+
+    def engine(self, name: str) -> EngineProfile:
+        """What is known of an engine."""
+        return next(one for one in self.question.engines if one.engine == name)
+
+    def curve(self, setting: Setting) -> Floats:
+        """Times of batches of 1 to `max_batch` rows in this setting."""
+        model = self.by_engine[setting.engine]
+        fixed_rows = self.engine(setting.engine).fixed_rows
+        if fixed_rows is not None:
+            return np.full(setting.max_batch, model.seconds(setting.instances, setting.threads, fixed_rows))
+        ready = self.curves.get((setting.engine, setting.instances, setting.threads), ())
+        if setting.max_batch <= len(ready):
+            return np.asarray(ready[: setting.max_batch])
+        return model.curve(setting.instances, setting.threads, setting.max_batch)
+
+    def doubts(self, setting: Setting) -> Floats:
+        """Relative standard errors of `curve`."""
+        rows = np.arange(1.0, setting.max_batch + 1)
+        alike = np.full_like(rows, setting.instances), np.full_like(rows, setting.threads)
+        return self.by_engine[setting.engine].doubts(*alike, rows)
+
+    def seconds(self, setting: Setting, rows: int) -> float:
+        """Time of a batch of `rows` with these instances and threads busy."""
+        return float(self.curve(replace(setting, max_batch=rows))[-1])
+
+    def server(self, setting: Setting) -> Server:
+        """The setting as a queue sees it."""
+        return Server(self.curve(setting), setting.instances, setting.max_wait_ms / 1000.0)
+
+    def sizes(self, engine: EngineProfile, instances: int, threads: int) -> list[Setting]:
+        """The same workers with each batch that may be and did not fail, rising.
+
+        What is fixed stays, and something must: the worker reports what does not work.
+        """
+        sizes = batches(self.question, engine, instances)
+        good = [rows for rows in sizes if not self._failed(engine, (instances, threads), rows)] or sizes[:1]
+        return [Setting(engine.engine, instances, threads, rows, device=engine.device) for rows in good]
+
+    def _failed(self, engine: EngineProfile, pair: tuple[int, int], rows: int) -> bool:
+        """Whether fewer rows on no more instances of no more threads had no time already."""
+        return any(
+            one.failure
+            and one.probe.engine == engine.engine
+            and one.probe.instances <= pair[0]
+            and one.probe.threads <= pair[1]
+            and one.probe.rows <= rows
+            for one in self.timings
+        )
+
+    def measured(self, setting: Setting) -> bool:
+        """Whether a batch of about as many rows was timed on the same workers."""
+        return any(
+            not one.failure
+            and (one.probe.engine, one.probe.instances, one.probe.threads)
+            == (setting.engine, setting.instances, setting.threads)
+            and setting.max_batch / _ALIKE <= one.probe.rows <= setting.max_batch * _ALIKE
+            for one in self.timings
+        )
+
+
+def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
+    """Fit what was measured.
+
+    Raises:
+        ValueError: there is no time at all.
+    """
+    fitted = {}
+    for engine in question.engines:
+        if own := [one for one in timings if one.probe.engine == engine.engine and not one.failure]:
+            fitted[engine.engine] = fit(own, question.cpus if engine.device == "cpu" else 4)
+    if not fitted:
+        raise ValueError("expected at least one measured time")
+    single_s = min(
+        model.seconds(instances, threads, engine.fixed_rows or 1)
+        for engine in question.engines
+        if (model := fitted.get(engine.engine)) is not None
+        for instances, threads in pairs(question, engine)
+        if instances == 1 or question.instances == instances
+    )
+    slo_s = question.slo_s or max(SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE * single_s)
+    return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted))
+
+
+def _curves(question: SearchQuestion, fitted: dict[str, LatencyModel]) -> dict[tuple[str, int, int], Floats]:
+    """The whole curve of all workers that may be, made together: one by one they take most of the time of a search."""
+    found: dict[tuple[str, int, int], Floats] = {}
+    for engine in question.engines:
+        if engine.engine in fitted and engine.fixed_rows is None:
+            most = {pair: batches(question, engine, pair[0])[-1] for pair in pairs(question, engine)}
+            for rows in set(most.values()):
+                same = [pair for pair in most if most[pair] == rows]
+                curves = fitted[engine.engine].curves(same, rows)
+                found |= {(engine.engine, *pair): curve for pair, curve in zip(same, curves, strict=True)}
+    return found
