@@ -12,7 +12,7 @@ from hybrid.planner.latency import turning_point
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
 from hybrid.planner.queueing import mean_latency_s
 from hybrid.planner.ranking import Rated
-from hybrid.planner.search import Choice
+from hybrid.planner.search import INSTANCES_GAIN, Choice
 from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
 from hybrid.planner.types import Alternative
 
@@ -123,6 +123,8 @@ def _instances_reason(choice: Choice) -> str:
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
     text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}, "
     text += f"there {_full(rival)} {_ms(rival.batch_s)})."
+    if setting.device != "cpu" and setting.instances < rival.setting.instances and rival.rps > best.rps:
+        text += f" More workers on one device must gain {INSTANCES_GAIN:.0%}: each holds the weights once more."
     return text + _idle(choice) + _at_half_load(choice)
 
 

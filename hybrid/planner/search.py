@@ -38,6 +38,9 @@ _SMALL: Final = 3
 _ABOUT: Final = 3
 _WAIT_SHARE: Final = 0.5  # of the time of one row alone, which is the most that a wait may cost
 _WORTH_WAITING: Final = 1.02
+#: What more instances on one device must gain: each holds the weights once more, and how they take turns on it is less
+#: certain than how long one runs.
+INSTANCES_GAIN: Final = 0.04
 
 
 class Choice(Struct, frozen=True):
@@ -158,7 +161,7 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     """
     known = models(question, timings)
     ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
-    top = sorted(refined(known, ranked[:_REFINED]), key=lambda one: -one.sure_rps)
+    top = sorted(refined(known, ranked[:_REFINED]), key=_worth, reverse=True)
     (default,) = rate(known, [default_setting(known)], FOUR)
     found = _with_latencies(known, [default, *top, *ranked[_REFINED : _ALTERNATIVES + 1]])
     default, best = found[0], found[1]
@@ -180,6 +183,11 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
         measured=len({timing.probe for timing in timings}),
         known=known,
     )
+
+
+def _worth(one: Rated) -> float:
+    several = one.setting.device != "cpu" and one.setting.instances > 1
+    return one.sure_rps * (1.0 - INSTANCES_GAIN if several else 1.0)
 
 
 def _beside(known: Models, best: Rated) -> tuple[Rated | None, Rated | None, Rated | None]:

@@ -189,6 +189,24 @@ def test_a_device_waits_for_nobody_and_is_bounded_by_its_memory() -> None:
     assert "Up to about 8 rows a batch takes hardly longer than one row." in made.reasons["max_batch"]
 
 
+@pytest.mark.parametrize(("together", "instances"), [(1.97, 1), (1.8, 2)])
+def test_more_workers_on_a_gpu_must_gain_something(together: float, instances: int) -> None:
+    timings = tuple(
+        Timing(Probe("torch", count, 1, rows, "cuda:0"), (0.006 + 0.0004 * rows) * (1.0 if count == 1 else together))
+        for count in (1, 2)
+        for rows in (1, 4, 8, 16, 32, 64, 128, 256)
+    )
+    made = plan(
+        EngineProfile("torch", "1", "cuda:0", timings),
+        engine="torch",
+        slo_p99_ms=3000.0,
+        workers=WorkerSettings(device="cuda:0"),
+    )
+    assert made.instances == instances
+    must_gain = "More workers on one device must gain 4%: each holds the weights once more."
+    assert (must_gain in made.reasons["instances"]) == (instances == 1)
+
+
 def test_cpus_go_to_the_model_that_gains() -> None:
     flat, rising = (10.0, 10.0, 10.0, 10.0), (10.0, 20.0, 30.0, 40.0)
     stairs = (10.0, 10.0, 40.0, 40.0)
