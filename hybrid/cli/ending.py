@@ -16,11 +16,21 @@ def polite_end() -> Iterator[None]:
     """
     told = False
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def interrupt() -> None:
         nonlocal told
         first, told = not told, True
         if first:
-            _interrupt()
+            raise KeyboardInterrupt
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # A handler runs between any two bytecodes, which may be those of a protocol's `data_received`; uvloop ends that
+        # connection with whatever is raised there and goes on. What a handle of its own raises leaves the loop.
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            interrupt()
+        else:
+            loop.call_soon_threadsafe(interrupt)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
@@ -30,20 +40,3 @@ def polite_end() -> Iterator[None]:
         for number, handler in before.items():
             # A handler of Python's would be taken away while the interpreter ends, and the code that it ends with.
             signal.signal(number, signal.SIG_IGN if told else handler)
-
-
-def _interrupt() -> None:
-    """Raise a KeyboardInterrupt where nobody takes it for a fault of a connection.
-
-    A handler runs between any two bytecodes, which may be those of a protocol's `data_received`; uvloop ends that
-    connection with whatever is raised there, logs it, and goes on. What a handle of its own raises leaves the loop.
-    """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise KeyboardInterrupt from None
-    loop.call_soon_threadsafe(_raise)
-
-
-def _raise() -> None:
-    raise KeyboardInterrupt

@@ -49,6 +49,8 @@ class Models(Struct, frozen=True):
     def doubts(self, setting: Setting) -> Floats:
         """Relative standard errors of `curve`."""
         rows = np.arange(1.0, setting.max_batch + 1)
+        if (fixed_rows := self.engine(setting.engine).fixed_rows) is not None:
+            rows = np.full_like(rows, fixed_rows)
         alike = np.full_like(rows, setting.instances), np.full_like(rows, setting.threads)
         return self.by_engine[setting.engine].doubts(*alike, rows)
 

@@ -123,7 +123,7 @@ def _instances_reason(choice: Choice) -> str:
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
     text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}, "
     text += f"there {_full(rival)} {_ms(rival.batch_s)})."
-    if setting.device != "cpu" and setting.instances < rival.setting.instances and rival.rps > best.rps:
+    if setting.device != "cpu" and setting.instances == 1 and 0 < rival.rps / best.rps - 1 <= INSTANCES_GAIN:
         text += f" More workers on one device must gain {INSTANCES_GAIN:.0%}: each holds the weights once more."
     return text + _idle(choice) + _at_half_load(choice)
 

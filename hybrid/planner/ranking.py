@@ -33,7 +33,7 @@ _REPLAYED_BATCHES: Final = 8
 _REFINED_BATCHES: Final = 7
 _WORTH_REPLAY: Final = 0.45
 _NEAR: Final = 1.8
-#: Samples of arrivals to replay: one while searching, two for each of several errors, four for what is shown.
+#: Samples of arrivals to replay: one while searching, two with each of several errors, four for what is shown.
 ONE: Final = (0,)
 _TWO: Final = (0, 1)
 FOUR: Final = (0, 1, 2, 3)
@@ -42,9 +42,9 @@ FOUR: Final = (0, 1, 2, 3)
 class Rated(Struct, frozen=True):
     """A setting with what it is predicted to carry: rows per second of goodput, or at most for throughput.
 
-    `best_rps` is what its workers would carry with the batch of `hope` if the predicted times were too long;
-    `sure_rps` counts times that are too short. `batch_s` is the time of a full batch, `measured` whether such
-    a batch was timed. `p50_s` and `p99_s` are latencies at that rate; nan where nobody asked.
+    `best_rps` is what its workers would carry with the batch of `hope` if the predicted times were too long, `sure_rps`
+    if they were too short; after `refined` it is the mean over several errors. `batch_s` is the time of a full batch,
+    `measured` whether such a batch was timed. `p50_s` and `p99_s` are latencies at `rps`; nan where nobody asked.
     """
 
     setting: Setting
@@ -58,14 +58,14 @@ class Rated(Struct, frozen=True):
     p99_s: float = float("nan")
 
 
-def rank(known: Models, samples: Sequence[int] = ONE) -> list[Rated]:
+def rank(known: Models) -> list[Rated]:
     """The best batch of each (engine, instances, threads), best first.
 
     Each is looked at roughly; only the most promising are replayed, and only these are returned, with the framework's
     default (one instance, all threads) always among them.
     """
     groups = [_thin(group, _REPLAYED_BATCHES) for group in _groups(known)]
-    values = iter(_values(known, [known.server(one) for group in groups for one in group], samples).tolist())
+    values = iter(_values(known, [known.server(one) for group in groups for one in group], ONE).tolist())
     return sorted((_best_of(known, group, [next(values) for _ in group]) for group in groups), key=lambda one: -one.rps)
 
 
@@ -95,7 +95,7 @@ def refined(known: Models, some: Sequence[Rated]) -> list[Rated]:
     return found
 
 
-def rate(known: Models, settings: Sequence[Setting], samples: Sequence[int] = ONE) -> list[Rated]:
+def rate(known: Models, settings: Sequence[Setting], samples: Sequence[int]) -> list[Rated]:
     """The settings as they stand."""
     rates = _values(known, [known.server(setting) for setting in settings], samples)
     return [_rated(known, setting, float(rates[n])) for n, setting in enumerate(settings)]
@@ -105,7 +105,8 @@ def default_setting(known: Models) -> Setting:
     """One instance on all threads without batching: what a framework does by itself."""
     engine = next(one for one in known.question.engines if one.engine in known.by_engine)
     threads = max(threads for count, threads in pairs(known.question, engine) if count == 1 or known.question.instances)
-    return Setting(engine.engine, known.question.instances or 1, threads, engine.fixed_rows or 1, device=engine.device)
+    rows = engine.fixed_rows or (1 if engine.batching_fault else known.question.max_batch or 1)
+    return Setting(engine.engine, known.question.instances or 1, threads, rows, device=engine.device)
 
 
 def _groups(known: Models) -> list[list[Setting]]:
@@ -130,23 +131,25 @@ def _groups(known: Models) -> list[list[Setting]]:
 
 
 def _best_of(known: Models, group: Sequence[Setting], values: Sequence[float]) -> Rated:
-    rated = [(float(value), setting) for value, setting in zip(values, group, strict=True)]
+    place = _picked(known, group, values)
+    return _rated(known, group[place], values[place])
+
+
+def _picked(known: Models, group: Sequence[Setting], values: Sequence[float]) -> int:
+    """Which of the batches of the same workers to take, by what each carries."""
     if known.question.objective == "throughput":
-        value, setting = _before_the_knee(rated)
-    else:
-        best = max(value for value, _ in rated)
-        gain = VARIABLE_BATCH_GAIN if known.engine(group[0].engine).variable else BATCH_GAIN
-        value, setting = next(pair for pair in rated if pair[0] >= (1.0 - gain) * best)
-    return _rated(known, setting, value)
+        return _before_the_knee([setting.max_batch for setting in group], values)
+    gain = VARIABLE_BATCH_GAIN if known.engine(group[0].engine).variable else BATCH_GAIN
+    return next(place for place, value in enumerate(values) if value >= (1.0 - gain) * max(values))
 
 
-def _before_the_knee(rated: list[tuple[float, Setting]]) -> tuple[float, Setting]:
+def _before_the_knee(sizes: Sequence[int], values: Sequence[float]) -> int:
     """The last batch that a doubling, or what a step is of one, led to with its gain."""
-    chosen = rated[0]
-    for one in rated[1:]:
-        doublings = np.log2(one[1].max_batch / chosen[1].max_batch)
-        if one[0] >= chosen[0] * (1.0 + DOUBLING_GAIN) ** doublings:
-            chosen = one
+    chosen = 0
+    for place in range(1, len(sizes)):
+        doublings = np.log2(sizes[place] / sizes[chosen])
+        if values[place] >= values[chosen] * (1.0 + DOUBLING_GAIN) ** doublings:
+            chosen = place
     return chosen
 
 
@@ -181,13 +184,13 @@ def _rated(known: Models, setting: Setting, value: float) -> Rated:
     settings = known.sizes(known.engine(setting.engine), setting.instances, setting.threads)
     hopes, most = _hopes(known, settings), float(_roughs(known, known.server(settings[-1]), settings).max())
     best = float(hopes.max()) * (value / most if most > 0.0 else 1.0)
-    hope = settings[int(hopes.argmax())].max_batch if best > value else setting.max_batch
+    hope = settings[_picked(known, settings, hopes.tolist())].max_batch if best > value else setting.max_batch
     return Rated(
         setting=setting,
         rps=value,
         best_rps=max(value, best),
         hope=replace(setting, max_batch=hope),
-        sure_rps=value * min(1.0, worse / max(told, 1e-12)),
+        sure_rps=value * min(1.0, worse / told) if told > 0.0 else value,
         batch_s=float(known.curve(setting)[-1]),
         measured=known.measured(setting),
     )
@@ -202,6 +205,7 @@ def _hopes(known: Models, settings: Sequence[Setting]) -> Floats:
 
 
 def _off_by(known: Models, setting: Setting, errors: float) -> Server:
-    """The setting with times off by so many standard errors."""
+    """The setting with times off by so many standard errors; still none is longer than that of more rows."""
     told = known.server(setting)
-    return Server(told.batch_s * np.exp(errors * known.doubts(setting)), told.instances, told.max_wait_s)
+    off = told.batch_s * np.exp(errors * known.doubts(setting))
+    return Server(np.minimum.accumulate(off[::-1])[::-1], told.instances, told.max_wait_s)

@@ -32,6 +32,7 @@ _OFTEN: Final = 16
 _ENOUGH: Final = 12
 _SIZES: Final = 2
 _WORTH_ASKING: Final = 1.005
+_HARDLY: Final = 0.2  # of what full batches carry
 _ALTERNATIVES: Final = 5
 _REFINED: Final = 6
 _SMALL: Final = 3
@@ -78,7 +79,7 @@ class Search:
     def __init__(self, question: SearchQuestion) -> None:
         self._question = question
         self._timings = list(timings_of(question))
-        self._count = len(self._timings)
+        self._count = len({timing.probe for timing in self._timings})  # what another question took again is free
         self._space = len(space(question))
         share = int(_SHARE_MEASURED * self._space)
         self._limit = max(_FEWEST * len(question.engines), min(share, _MOST))
@@ -116,14 +117,33 @@ class Search:
         """Times of the best and of those that may be better, until there are none or each was timed often enough."""
         if self._count >= self._limit:
             return []
-        ranked = rank(models(self._question, self._timings))
+        known = models(self._question, self._timings)
+        ranked = rank(known)
         best = ranked[0]
+        if best.rps < _HARDLY * known.server(best.setting).capacity_rps and (rows := self._fastest_rows(known)):
+            return rows
         hopeful = sorted(ranked, key=lambda one: -one.best_rps)
         worth = [one.hope for one in hopeful if one.best_rps > _WORTH_ASKING * best.rps]
         if set(worth) <= {best.setting} and self._times_told(best.setting) >= _ENOUGH:
             return []
         doubtful = [one for one in dict.fromkeys((best.setting, *worth)) if self._times_told(one) < _OFTEN]
         return [probe for one in doubtful[:_WIDTH] for probe in self._probes(one)]
+
+    def _fastest_rows(self, known: Models) -> list[Probe]:
+        """One row on the workers that are predicted to run it fastest, where that was not timed yet.
+
+        Under an objective that hardly anything holds, what matters is who is fast at all. The model may be off by
+        factors there, more than it doubts, and what it takes for hopeless is not asked for by any other rule.
+        """
+        lone = [
+            Setting(engine.engine, 1, threads, 1, device=engine.device)
+            for engine in self._question.engines
+            if engine.engine in known.by_engine
+            for instances, threads in pairs(self._question, engine)
+            if instances == 1
+        ]
+        fastest = sorted(lone, key=lambda one: known.seconds(one, 1))[:_WIDTH]
+        return [_probe(one) for one in fastest if 1 not in self._rows_told(one)]
 
     def _times_told(self, setting: Setting) -> int:
         """How many times are known of batches about as large, on the same workers."""
@@ -160,10 +180,10 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
         ValueError: there is no time at all.
     """
     known = models(question, timings)
-    ranked = sorted(rank(known), key=lambda one: -one.sure_rps)
-    top = sorted(refined(known, ranked[:_REFINED]), key=_worth, reverse=True)
-    (default,) = rate(known, [default_setting(known)], FOUR)
-    found = _with_latencies(known, [default, *top, *ranked[_REFINED : _ALTERNATIVES + 1]])
+    ranked = sorted(rank(known), key=lambda one: -one.sure_rps)[:_REFINED]
+    top = sorted(refined(known, ranked), key=_sure_rps, reverse=True)
+    # What is shown and compared was replayed with the same arrivals.
+    found = _with_latencies(known, rate(known, [default_setting(known), *(one.setting for one in top)], FOUR))
     default, best = found[0], found[1]
     if default.rps > best.rps:  # never worse than what a framework does by itself
         best = default
@@ -185,7 +205,7 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     )
 
 
-def _worth(one: Rated) -> float:
+def _sure_rps(one: Rated) -> float:
     several = one.setting.device != "cpu" and one.setting.instances > 1
     return one.sure_rps * (1.0 - INSTANCES_GAIN if several else 1.0)
 

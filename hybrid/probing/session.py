@@ -218,8 +218,9 @@ def _any_time(engines: Sequence[EngineProfile]) -> bool:
 def with_new(engine: EngineProfile, timings: Sequence[Timing]) -> tuple[Timing, ...]:
     """All times of an engine with its new ones, the same setting's several times; a failure that passed is none."""
     new = [t for t in timings if (t.probe.engine, t.probe.device) == (engine.engine, engine.device)]
-    answered = {timing.probe for timing in new}
-    return (*(t for t in engine.timings if not (t.failure and t.probe in answered)), *new)
+    every = (*engine.timings, *new)
+    worked = {timing.probe for timing in every if not timing.failure}
+    return tuple(timing for timing in every if not timing.failure or timing.probe not in worked)
 
 
 def _usable(engines: Sequence[EngineProfile], wanted: Sequence[str], device: str) -> tuple[EngineProfile, ...]:
