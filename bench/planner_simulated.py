@@ -22,7 +22,7 @@ from hybrid.planner.measures import Probe
 from hybrid.planner.queueing import goodput_rps
 from hybrid.planner.search import Search, fixed_batch
 
-HELD_OUT: Final = 161803
+HELD_OUT: Final = 577215
 _COUNT: Final = 60
 _FIXED: Final = (1, 2, 4, 8, 16, 32)
 _ENOUGH: Final = 0.90

@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hybrid.planner.fitted import models
 from hybrid.planner.latency import fit
-from hybrid.planner.measures import EngineProfile, MemoryLine, Probe, Timing
+from hybrid.planner.measures import EngineProfile, MemoryLine, Probe, Setting, Timing
 from hybrid.planner.queueing import Server, goodput_rps
 from hybrid.planner.search import Choice, Search, choose, fixed_batch
 from hybrid.planner.space import SearchQuestion, batches, pairs, rows_in_memory, space
@@ -203,20 +204,33 @@ def roofline(instances: int, threads: int, rows: int) -> float:
     return 0.0003 + max(work, reading) * (1 + 0.2 * (busy - 1) / 3)
 
 
+def share_of_best(law: Law, cpus: int, slo_s: float, largest: int) -> float:
+    """Goodput of what is chosen over the best there is."""
+    question = ask(cpus, slo_s=slo_s)
+    chosen = run(question, {"onnxruntime": law})[0].setting
+    settings = [one for one in space(question) if one.max_batch <= largest or one == chosen]
+    curves = [[law(one.instances, one.threads, rows + 1) for rows in range(one.max_batch)] for one in settings]
+    servers = [Server(np.array(curve), one.instances) for curve, one in zip(curves, settings, strict=True)]
+    true = dict(zip(settings, goodput_rps(servers, slo_s), strict=True))
+    return true[chosen] / max(true.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("slo_s", [0.0045, 0.006, 0.007, 0.01])
 def test_what_serves_most_is_found_where_goodput_falls_off_cliffs(slo_s: float) -> None:
-    question = ask(4, slo_s=slo_s)
-    choice, _ = run(question, {"onnxruntime": roofline})
-    settings = space(question)
-    servers = [
-        Server(
-            np.array([roofline(one.instances, one.threads, rows + 1) for rows in range(one.max_batch)]), one.instances
-        )
-        for one in settings
-    ]
-    true = dict(zip(settings, goodput_rps(servers, slo_s), strict=True))
-    assert true[choice.setting] > 0.96 * max(true.values())
+    assert share_of_best(roofline, 4, slo_s, largest=128) > 0.96
+
+
+@pytest.mark.slow
+def test_what_holds_an_objective_is_found_where_hardly_anything_does() -> None:
+    """Seven threads are thrice as fast as one or all of them, of which the times at the corners tell nothing."""
+
+    def law(instances: int, threads: int, rows: int) -> float:
+        useful = min(threads, 1 + (threads - 1) * (1 - np.exp(-rows / 1.5)) ** 0.3)
+        busy = 1 + 0.5 * (instances * threads - 1) / 63
+        return float((0.004 * rows * (0.02 + 0.98 / useful) + 8e-5 * threads) * busy)
+
+    assert share_of_best(law, 64, 0.003, largest=4) > 0.9
 
 
 @pytest.mark.slow
@@ -230,6 +244,25 @@ def test_near_rivals_are_timed_again_at_other_sizes() -> None:
     assert len(near) >= 6
     assert len(set(near)) >= 5
     assert len(asked) <= 0.1 * choice.space
+
+
+def test_the_rows_of_a_fixed_batch_are_as_certain_as_the_batch() -> None:
+    engine = EngineProfile("onnxruntime", "1", fixed_rows=8)
+    probes = [Probe("onnxruntime", instances, threads, 8) for instances, threads in ((1, 1), (1, 2), (2, 1))]
+    known = models(ask(2, engine), times(good_workers, probes))
+    doubts = known.doubts(Setting("onnxruntime", 2, 1, 8))
+    assert len(doubts) == 8
+    assert len(set(doubts.tolist())) == 1
+
+
+def test_the_default_of_a_fixed_batch_has_it_too() -> None:
+    choice, _ = run(ask(2, max_batch=4), {"onnxruntime": good_workers})
+    assert choice.default.setting.max_batch == 4
+
+
+def test_for_throughput_no_time_is_taken_far_beyond_the_knee() -> None:
+    _, asked = run(ask(2, objective="throughput"), {"onnxruntime": lambda i, t, b: 0.002 * max(b, 4) / t**0.5})
+    assert sorted({one.rows for one in asked} - {1, 8, 32})[-1:] <= [16]
 
 
 # --- a fixed batch ----------------------------------------------------------------------------------------------------

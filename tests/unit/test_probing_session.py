@@ -128,6 +128,7 @@ def test_every_time_that_was_taken_is_kept_and_one_that_failed_once_and_then_did
     probe = kept[0].probe
     engine = EngineProfile("onnxruntime", "1", timings=(Timing(probe, float("inf"), failure="no memory"), kept[1]))
     assert sessions.with_new(engine, [kept[0]]) == (kept[1], kept[0])
+    assert sessions.with_new(replace(engine, timings=(kept[0],)), engine.timings[:1]) == (kept[0],)
 
 
 def test_a_few_bytes_of_memory_more_or_less_are_no_other_question(world):
