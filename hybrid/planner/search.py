@@ -130,20 +130,20 @@ class Search:
         return [probe for one in doubtful[:_WIDTH] for probe in self._probes(one)]
 
     def _fastest_rows(self, known: Models) -> list[Probe]:
-        """One row on the workers that are predicted to run it fastest, where that was not timed yet.
+        """The smallest batch on the lone workers that are predicted to run it fastest, where that was not timed yet.
 
         Under an objective that hardly anything holds, what matters is who is fast at all. The model may be off by
         factors there, more than it doubts, and what it takes for hopeless is not asked for by any other rule.
         """
         lone = [
-            Setting(engine.engine, 1, threads, 1, device=engine.device)
+            Setting(engine.engine, 1, threads, batches(self._question, engine, 1)[0], device=engine.device)
             for engine in self._question.engines
             if engine.engine in known.by_engine
             for instances, threads in pairs(self._question, engine)
             if instances == 1
         ]
-        fastest = sorted(lone, key=lambda one: known.seconds(one, 1))[:_WIDTH]
-        return [_probe(one) for one in fastest if 1 not in self._rows_told(one)]
+        fastest = sorted(lone, key=lambda one: known.seconds(one, one.max_batch))[:_WIDTH]
+        return [_probe(one) for one in fastest if one.max_batch not in self._rows_told(one)]
 
     def _times_told(self, setting: Setting) -> int:
         """How many times are known of batches about as large, on the same workers."""

@@ -255,6 +255,14 @@ def test_the_rows_of_a_fixed_batch_are_as_certain_as_the_batch() -> None:
     assert len(set(doubts.tolist())) == 1
 
 
+@pytest.mark.parametrize("fixed", [{"max_batch": 4}, {}])
+def test_only_batches_that_may_be_are_timed_where_nothing_holds_the_objective(fixed: dict[str, int]) -> None:
+    engine = ENGINE if fixed else EngineProfile("onnxruntime", "1", fixed_rows=4)
+    _, asked = run(ask(16, engine, slo_s=0.001, **fixed), {"onnxruntime": good_workers})
+    assert {one.rows for one in asked} == {4}
+    assert len({one.threads for one in asked if one.instances == 1}) > 2
+
+
 def test_the_default_of_a_fixed_batch_has_it_too() -> None:
     choice, _ = run(ask(2, max_batch=4), {"onnxruntime": good_workers})
     assert choice.default.setting.max_batch == 4
