@@ -34,6 +34,8 @@ _UNLUCKY: Final = 2.0  # standard deviations of a Poisson number of rows
 _SEEDS: Final = (74, 37, 13, 4)
 _OTHER_SEEDS: Final = 1000
 _APART: Final = 1e6
+#: Shares of their time for which workers are busy with batches of one row.
+_LOADS: Final = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 
 
 class Server(Struct, frozen=True):
@@ -80,7 +82,7 @@ def rough_goodput_rps(server: Server, slo_s: float, quantile: float = 0.99) -> f
     """A first idea of `goodput_rps` in microseconds, to choose what is worth the replay.
 
     The unluckiest arrival waits for the first of `instances` workers to become free, each at a random moment of its
-    batch, and then for a batch of its own.
+    batch, and then for a batch of its own. Where workers are idle in between, most arrivals wait for nobody.
     """
     return float(rough_goodputs_rps(server, [len(server.batch_s)], slo_s, quantile)[0])
 
@@ -89,14 +91,29 @@ def rough_goodputs_rps(server: Server, largest: Sequence[int], slo_s: float, qua
     """The same for several largest batches of the same workers, none above that of `server`."""
     sizes = np.arange(1, len(server.batch_s) + 1, dtype=np.float64)
     caps = np.asarray(largest)[:, None]
-    wait_share = 1.0 - (1.0 - quantile) ** (1.0 / server.instances)
-    mean_rows = np.concatenate(([0.1, 0.2, 0.3, 0.45, 0.6, 0.8], sizes))  # below 1: the worker is idle in between
+    mean_rows = np.concatenate((_LOADS, sizes))  # below 1: the worker is idle in between
+    wait_share = np.ones_like(mean_rows) - (1.0 - quantile) ** (1.0 / server.instances)
+    wait_share[: len(_LOADS)] = _wait_shares(server.instances, quantile)
     unlucky_rows = np.minimum(mean_rows + _UNLUCKY * np.sqrt(mean_rows), caps)
     fits = np.interp(unlucky_rows, sizes, server.batch_s) * (1.0 + wait_share) <= slo_s
     rates = server.instances * mean_rows / np.interp(mean_rows, sizes, server.batch_s)
     best = np.max(np.where(fits & (mean_rows <= caps), rates, 0.0), axis=1)
     capacity = server.instances * np.maximum.accumulate(sizes / server.batch_s)[caps[:, 0] - 1]
     return np.asarray(np.minimum(STABLE_SHARE * capacity, best), dtype=np.float64)
+
+
+@cache
+def _wait_shares(instances: int, quantile: float) -> Floats:
+    """The wait for a worker at each of `_LOADS`, in times of a batch, that only 1 - `quantile` of arrivals exceed.
+
+    Whether any is idle is told by Erlang's formulas for Poisson arrivals that do and that do not wait (B and C).
+    """
+    lost = np.ones_like(_LOADS)
+    for count in range(1, instances + 1):
+        lost = _LOADS * instances * lost / (count + _LOADS * instances * lost)
+    waiting = lost / (1.0 - _LOADS * (1.0 - lost))
+    share = 1.0 - ((1.0 - quantile) / np.maximum(waiting, 1.0 - quantile)) ** (1.0 / instances)
+    return np.asarray(share, dtype=np.float64)
 
 
 def goodput_rps(
