@@ -221,16 +221,28 @@ def test_what_serves_most_is_found_where_goodput_falls_off_cliffs(slo_s: float) 
     assert share_of_best(roofline, 4, slo_s, largest=128) > 0.96
 
 
-@pytest.mark.slow
-def test_what_holds_an_objective_is_found_where_hardly_anything_does() -> None:
-    """Seven threads are thrice as fast as one or all of them, of which the times at the corners tell nothing."""
+def steep(cpus: int, step_s: float, power: float) -> Law:
+    """Some threads are thrice as fast as one or all of them, of which the times at the corners tell nothing."""
 
     def law(instances: int, threads: int, rows: int) -> float:
         useful = min(threads, 1 + (threads - 1) * (1 - np.exp(-rows / 1.5)) ** 0.3)
-        busy = 1 + 0.5 * (instances * threads - 1) / 23
-        return float((0.004 * rows * (0.02 + 0.98 / useful) + 8e-5 * threads) * busy)
+        busy = 1 + 0.5 * (instances * threads - 1) / (cpus - 1)
+        return float((0.004 * rows * (0.02 + 0.98 / useful) + step_s * threads**power) * busy)
 
-    assert share_of_best(law, 24, 0.003, largest=2) > 0.9
+    return law
+
+
+@pytest.mark.slow
+def test_what_holds_an_objective_is_found_where_only_idle_workers_do() -> None:
+    assert share_of_best(steep(12, 8e-5, 1.0), 12, 0.003, largest=2) > 0.9
+
+
+def test_where_nothing_seems_to_hold_the_objective_it_is_asked_who_is_fast_at_all() -> None:
+    search, law = Search(ask(64, slo_s=0.0026)), steep(64, 3e-5, 1.3)
+    search.tell(times(law, search.next()))
+    asked = search.next()
+    assert {(one.instances, one.rows) for one in asked} == {(1, 1)}
+    assert len({one.threads for one in asked}) == 3
 
 
 @pytest.mark.slow
