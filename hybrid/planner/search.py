@@ -157,9 +157,11 @@ class Search:
     def _probes(self, setting: Setting) -> list[Probe]:
         """Its full batch; once such a one is known, the sizes around it that were timed least.
 
-        Other sizes tell as much as the same one again, and more of the curve.
+        Other sizes tell as much as the same one again, and more of the curve; where the model takes others at all.
         """
         engine = next(one for one in self._question.engines if one.engine == setting.engine)
+        if engine.fixed_rows is not None:
+            return [_probe(setting)]
         most = batches(self._question, engine, setting.instances)[-1]
         told = self._rows_told(setting)
         sizes = sorted((rows for rows in _around(setting.max_batch) if rows <= most), key=told.count)
