@@ -49,7 +49,7 @@ class Choice(Struct, frozen=True):
 
     `alternatives` are the best others, best first, `default` the framework's own way; `smaller` and `larger` are the
     same workers with half and twice the batch, `waiting` the same setting with the longest wait that a device may have.
-    `space` counts all settings, `measured` the different times that were taken. `known` predicts any other setting.
+    `space` counts all settings, `measured` the times that were taken. `known` predicts any other setting.
     """
 
     setting: Setting
@@ -202,7 +202,7 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
         larger=larger,
         waiting=waiting,
         space=len(space(question)),
-        measured=len({timing.probe for timing in timings}),
+        measured=len(timings),
         known=known,
     )
 
