@@ -21,6 +21,10 @@ from hybrid.planner.ranking import FOUR, Rated, default_setting, rank, rate, ref
 from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
+#: Where a tenth of the space is seven times, two rows less at the corners pay for a lone worker, which none of them is.
+_FEW_CPUS: Final = range(2, 4)
+_FEW_SEED_ROWS: Final = (1, 8)
+_LONE_SEED_ROWS: Final = (4,)
 _DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
 _SHARE_MEASURED: Final = 0.10
 _FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
@@ -264,10 +268,13 @@ def _seeds(question: SearchQuestion, engine: EngineProfile) -> Iterator[Probe]:
     allowed = pairs(question, engine)
     widest = max(allowed, key=lambda pair: (pair[0] * pair[1], pair[0]))
     fattest = max(allowed, key=lambda pair: (pair[0] * pair[1], pair[1]))
-    wanted = _DEVICE_SEED_ROWS if engine.device != "cpu" else _SEED_ROWS
+    few = engine.device == "cpu" and question.cpus in _FEW_CPUS and question.objective == "latency"
+    wanted = _DEVICE_SEED_ROWS if engine.device != "cpu" else _FEW_SEED_ROWS if few else _SEED_ROWS
     corners: list[tuple[tuple[int, int], Sequence[int]]] = [(widest, wanted), (fattest, wanted)]
     if engine.device != "cpu":
         corners = [(allowed[0], wanted), *[(pair, (8, 32)) for pair in allowed[1:2]]]
+    elif few:
+        corners.append(((1, 1), _LONE_SEED_ROWS))
     elif question.cpus >= 4:
         middle = min(allowed, key=lambda pair: (abs(np.log(pair[0] / pair[1])) - np.log(pair[0] * pair[1]), pair))
         corners += [((1, 1), (1, 8)), (middle, (8,))]
