@@ -4,6 +4,7 @@ Owns the bound on latency where the user set none. Knows no rule of what is good
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hybrid.planner.latency import Floats, LatencyModel, fit
-from hybrid.planner.measures import EngineProfile, Setting, Timing
+from hybrid.planner.measures import Beside, EngineProfile, Setting, Timing
 from hybrid.planner.queueing import Server
 from hybrid.planner.space import SearchQuestion, batches, pairs
 
@@ -30,6 +31,7 @@ class Models(Struct, frozen=True):
     by_engine: dict[str, LatencyModel]
     slo_s: float
     curves: dict[tuple[str, int, int], Floats]
+    beside: Beside = Beside()
 
     def engine(self, name: str) -> EngineProfile:
         """What is known of an engine."""
@@ -59,8 +61,23 @@ class Models(Struct, frozen=True):
         return float(self.curve(replace(setting, max_batch=rows))[-1])
 
     def server(self, setting: Setting) -> Server:
-        """The setting as a queue sees it."""
-        return Server(self.curve(setting), setting.instances, setting.max_wait_ms / 1000.0)
+        """The setting as a queue sees it, with the share of the CPUs that requests take outside of the workers."""
+        return Server(self._beside_others_s(setting), setting.instances, setting.max_wait_ms / 1000.0)
+
+    def _beside_others_s(self, setting: Setting) -> Floats:
+        """`curve` of workers that are busy all the time, where the CPUs do the rest of the work as well.
+
+        While each of n workers runs b rows, the same CPUs take in and answer n x b requests. That costs nothing while
+        it fits onto CPUs that stay idle, else time. What holds for busy workers is taken for all: only these decide
+        what load is carried, and so the front end needs no queue of its own in the replay.
+        """
+        own_s = self.curve(setting)
+        if not self.beside.cpu_s:
+            return own_s
+        busy_cpus = setting.threads if setting.device == "cpu" else 0
+        rows = setting.instances * np.arange(1.0, setting.max_batch + 1)
+        all_cpus_s = (setting.instances * busy_cpus * own_s + rows * self.beside.cpu_s) / self.question.cpus
+        return np.maximum(own_s, np.maximum(all_cpus_s, rows * self.beside.loop_s))
 
     def sizes(self, engine: EngineProfile, instances: int, threads: int) -> list[Setting]:
         """The same workers with each batch that may be and did not fail, rising.
@@ -113,7 +130,12 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
         if instances == 1 or question.instances == instances
     )
     slo_s = question.slo_s or max(SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE * single_s)
-    return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted))
+    return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted), _beside(question.engines))
+
+
+def _beside(engines: Sequence[EngineProfile]) -> Beside:
+    """The mean: each is measured in a moment, and a difference between engines would be chance."""
+    return Beside(fmean(one.beside.cpu_s for one in engines), fmean(one.beside.loop_s for one in engines))
 
 
 def _curves(question: SearchQuestion, fitted: dict[str, LatencyModel]) -> dict[tuple[str, int, int], Floats]:

@@ -79,7 +79,16 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
     length = f", at a length of {profile.length}" if profile.length and variable else ""
     times = f"{choice.measured} batch times were taken{took}{length}{_crowd(profile)}"
     space = f"They tell of {choice.space} settings (engine, workers, threads, largest batch) which carries most"
-    return f"{where}. {times}. {space}; {_aim(choice)}."
+    return f"{where}. {times}. {space}; {_aim(choice)}.{_beside(choice)}"
+
+
+def _beside(choice: Choice) -> str:
+    cpu_s = choice.known.beside.cpu_s
+    return (
+        f" Beside the workers a row takes {_ms(cpu_s)} of CPU (front end, preprocessing), which is counted."
+        if cpu_s
+        else ""
+    )
 
 
 def _crowd(profile: ModelProfile) -> str:

@@ -78,11 +78,22 @@ class MemoryLine(Struct, frozen=True):
     points: tuple[MemoryPoint, ...] = ()
 
 
+class Beside(Struct, frozen=True):
+    """CPU seconds that a request of one row costs outside of the workers; `loop_s` of them in the server's event loop.
+
+    The loop has one CPU at most, the rest runs in processes of its own.
+    """
+
+    cpu_s: float = 0.0
+    loop_s: float = 0.0
+
+
 class EngineProfile(Struct, frozen=True):
     """One engine with one model on one device.
 
     `batching_fault` is "" where rows of a batch give what they give alone, else why they must not share one.
     `fixed_rows` is the row count that the model is fixed to. `variable` says that inputs have a variable length.
+    `beside` was measured with this engine, and is much the same with all.
     """
 
     engine: str
@@ -94,6 +105,7 @@ class EngineProfile(Struct, frozen=True):
     fixed_rows: int | None = None
     variable: bool = False
     load_s: float = 0.0
+    beside: Beside = Beside()
 
 
 class ModelProfile(Struct, frozen=True):

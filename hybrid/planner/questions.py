@@ -14,7 +14,7 @@ from hybrid.planner.fitted import models as fitted_models
 from hybrid.planner.guess import has_own_device
 from hybrid.planner.layers import Choices
 from hybrid.planner.measures import ModelProfile, Setting
-from hybrid.planner.queueing import Server, rough_goodput_rps
+from hybrid.planner.queueing import rough_goodput_rps
 from hybrid.planner.shares import Key, cpu_budget, key_of
 from hybrid.planner.space import SearchQuestion, batches, pairs, timings_of
 from hybrid.planner.types import Objective
@@ -86,7 +86,7 @@ def gains(question: SearchQuestion) -> tuple[float, ...]:
     for engine in question.engines:
         for instances, threads in pairs(question, engine) if engine.engine in known.by_engine else ():
             setting = Setting(engine.engine, instances, threads, batches(question, engine, instances)[-1])
-            carried = rough_goodput_rps(Server(known.curve(setting), instances), known.slo_s)
+            carried = rough_goodput_rps(known.server(setting), known.slo_s)
             used = min(question.cpus, instances * threads)
             best[used] = max(best[used], carried)
     for used in range(1, len(best)):

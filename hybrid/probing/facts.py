@@ -91,6 +91,7 @@ class FactsProbe:
             fixed_rows=loaded.fixed_rows,
             variable=loaded.variable,
             load_s=round(loaded.load_s, 3),
+            beside=checked.beside,
         )
         return Facts(profile, checked.sample, loaded.length)
 

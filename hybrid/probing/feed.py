@@ -24,24 +24,28 @@ _INTEGER_LIMITS: Final = (100, 2, 1)
 
 
 class Feed:
-    """Makes inputs for one model. `length` is that of variable dimensions, 0 where there are none."""
+    """Makes inputs for one model. `length` is that of variable dimensions, 0 where there are none.
+
+    `step` makes rows of `items`, in the server itself if `in_loop`; None where the model or its examples have none.
+    """
 
     def __init__(self, model: ModelSettings, signature: Signature, length: int) -> None:
         self._signature = signature
         self._limit = _INTEGER_LIMITS[0]
-        self._step, self._examples = _examples(model, signature)
+        self.step, self.items, self._examples = _examples(model, signature)
+        self.in_loop = _in_loop(model, self.items)
         self.variable = any(-1 in spec.shape[1:] for spec in signature.inputs)
         text = model.preprocess.text is not None
-        if self._step is not None and text:
-            length = self._step.size(self._examples)
+        if self.step is not None and text:
+            length = self.step.size(self._examples)
         self.length = length if self.variable else 0
 
     def rows(self, count: int) -> Arrays:
         """Return `count` rows."""
-        if self._step is None:
+        if self.step is None:
             return warmup.distinct_inputs(self._signature, count, self.length, self._limit)
         rows = [self._examples[index % len(self._examples)] for index in range(count)]
-        return {tensor.name: tensor.array for tensor in self._step.assemble(rows)}
+        return {tensor.name: tensor.array for tensor in self.step.assemble(rows)}
 
     def settle(self, run: Callable[[Arrays, int], object], rows: int) -> None:
         """Find rows that the model takes, by running some.
@@ -54,38 +58,39 @@ class Feed:
             try:
                 run(self.rows(rows), rows)
             except EngineFailure:
-                if self._step is None and limit != _INTEGER_LIMITS[-1]:
+                if self.step is None and limit != _INTEGER_LIMITS[-1]:
                     continue
                 raise
             return
 
 
-def _examples(model: ModelSettings, signature: Signature) -> tuple[Preprocessor | None, Sequence[Row]]:
-    """The preprocess step with the example rows that went through it; no step where either is missing.
+def _examples(model: ModelSettings, signature: Signature) -> tuple[Preprocessor | None, Sequence[bytes], Sequence[Row]]:
+    """The preprocess step with the example items and the rows that it makes of them; no step where either is missing.
 
     Static batching gives rows a length of its own, which no example has.
     """
     static = model.batching.kind == "static" and bool(model.batching.pad_inputs)
     if not model.example_rows or static:
-        return None, ()
+        return None, (), ()
     try:
         step = build(model.preprocess, signature)
         if step is None:
-            return None, ()
-        make = _picture if model.preprocess.image is not None else _text
-        return step, [make(step, row) for row in model.example_rows]
+            return None, (), ()
+        image = model.preprocess.image is not None
+        items = [base64.b64decode(row) if image else _text(step, row) for row in model.example_rows]
+        return step, items, [step.row(item) for item in items]
     except (HybridError, binascii.Error):
-        return None, ()  # whoever serves the model says what is wrong with the step; time is the same without it
+        return None, (), ()  # whoever serves the model says what is wrong with the step; time is the same without it
 
 
-def _picture(step: Preprocessor, row: str) -> Row:
-    return step.row(base64.b64decode(row))
-
-
-def _text(step: Preprocessor, text: str) -> Row:
+def _text(step: Preprocessor, text: str) -> bytes:
     """Said again until it has the usual length: examples are shorter than what a server gets to read."""
-    row = step.row(text.encode())
-    size = step.size([row])
+    size = step.size([step.row(text.encode())])
     if not text.strip() or size >= USUAL_LENGTH:
-        return row
-    return step.row(" ".join([text] * -(-USUAL_LENGTH // size)).encode())
+        return text.encode()
+    return " ".join([text] * -(-USUAL_LENGTH // size)).encode()
+
+
+def _in_loop(model: ModelSettings, items: Sequence[bytes]) -> bool:
+    """Whether the step is done by the server itself, as it is for short texts (`preprocess.short`)."""
+    return model.preprocess.text is not None and max(map(len, items), default=0) <= model.preprocess.inline_bytes

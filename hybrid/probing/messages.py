@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from hybrid.config import ModelSettings
 from hybrid.engines.base import EngineSettings
+from hybrid.planner.measures import Beside
 
 # To a probe process
 
@@ -24,7 +25,7 @@ class StartProbe(Struct, frozen=True, tag="start"):
 
 
 class Check(Struct, frozen=True, tag="check"):
-    """Compare rows alone with rows together, and show what comes out."""
+    """Compare rows alone with rows together, show what comes out, and say what a request costs beside that."""
 
 
 class Warm(Struct, frozen=True, tag="warm"):
@@ -64,10 +65,14 @@ class Loaded(Struct, frozen=True, tag="loaded"):
 
 
 class Checked(Struct, frozen=True, tag="checked"):
-    """Why rows must not share a batch, "" where they may; and the first numbers of each output of one row."""
+    """Why rows must not share a batch, "" where they may; and the first numbers of each output of one row.
+
+    `beside` is what one row costs outside of a worker.
+    """
 
     fault: str
     sample: dict[str, tuple[float, ...]] = {}
+    beside: Beside = Beside()
 
 
 class Warmed(Struct, frozen=True, tag="warmed"):

@@ -13,6 +13,7 @@ from hybrid.engines.registry import load_engine
 from hybrid.errors import HybridError
 from hybrid.messages import FailureKind
 from hybrid.probing import crowding, messages
+from hybrid.probing.beside import beside_of
 from hybrid.probing.feed import Feed
 from hybrid.workers import child, wire
 
@@ -63,7 +64,8 @@ class ProbeProcess:
         names = sorted(numbers)[:_MOST_OUTPUTS]  # sorted: engines need not agree on an order
         each = _SAMPLE // max(1, len(names))
         sample = {name: tuple(numbers[name].ravel()[:each].astype(float).tolist()) for name in names}
-        return messages.Checked(fault[:_TEXT_LIMIT], sample)
+        beside = beside_of(self._feed, self._pipeline.signature, outputs)
+        return messages.Checked(fault[:_TEXT_LIMIT], sample, beside)
 
     def _warm(self, rows: int) -> messages.Warmed:
         self._warmed = rows, self._feed.rows(rows)

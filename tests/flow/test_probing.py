@@ -105,7 +105,9 @@ def test_inputs_are_made_before_the_time_is_taken(monkeypatch):
 def test_the_sample_of_many_outputs_fits_into_one_answer():
     outputs = {f"output-{number}-{'x' * 80}": np.ones((1, 5000), np.float32) for number in range(300)}
     probe = ProbeProcess(StartProbe(device(), EngineSettings(), (), 8))
-    probe._pipeline = SimpleNamespace(check_batchable=lambda *_: "f" * 200_000, run=lambda *_: outputs)
+    signature = probe._pipeline.signature
+    fault = "f" * 200_000
+    probe._pipeline = SimpleNamespace(check_batchable=lambda *_: fault, run=lambda *_: outputs, signature=signature)
     checked = probe.answer(Check())
     assert len(encode(checked)) < MAX_PACKET
     assert len(checked.sample) == 200
@@ -273,6 +275,7 @@ def test_facts_about_a_real_model(tmp_path, engine):
     assert max(point.rows for point in profile.memory.points) >= 32
     assert steps[0] == f"{engine}: loading"
     assert facts.sample
+    assert 50e-6 < profile.beside.loop_s == profile.beside.cpu_s < 5e-3
 
 
 def climbed(error, budget_s=20.0):

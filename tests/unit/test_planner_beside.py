@@ -1,0 +1,104 @@
+"""Work outside of the workers: what it takes from them, and what is chosen with it."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from hybrid.config import ModelSettings
+from hybrid.facts import CpuBudget, MachineFacts
+from hybrid.planner.fitted import Models, models
+from hybrid.planner.measures import Beside, EngineProfile, ModelProfile, Probe, Setting, Timing
+from hybrid.planner.plan import first_plan
+from hybrid.planner.search import choose
+from hybrid.planner.space import SearchQuestion, timings_of
+
+GIB = 1 << 30
+PLACES = [(2, 1, 1), (2, 1, 8), (2, 1, 64), (1, 2, 1), (1, 2, 8), (1, 2, 64), (1, 1, 1), (1, 1, 8), (1, 1, 64)]
+
+
+def law(instances: int, threads: int, rows: int) -> float:
+    """A small model: 0.2 ms per row, and two workers take a quarter more time each than one alone."""
+    return (0.001 + 0.0002 * rows / threads**0.5) * (1.25 if instances > 1 else 1.0)
+
+
+def question(beside: Beside, slo_s: float = 0.025, **more: object) -> SearchQuestion:
+    timings = tuple(Timing(Probe("onnxruntime", *place), law(*place)) for place in PLACES)
+    engine = EngineProfile("onnxruntime", "1", timings=timings, beside=beside, **more)  # type: ignore[arg-type]
+    return SearchQuestion((engine,), 2, 64 * GIB, slo_s=slo_s)
+
+
+def known(beside: Beside) -> Models:
+    asked = question(beside)
+    return models(asked, timings_of(asked))
+
+
+def setting(instances: int, threads: int, max_batch: int = 8) -> Setting:
+    return Setting("onnxruntime", instances, threads, max_batch)
+
+
+def test_nothing_beside_is_nothing_added() -> None:
+    free = known(Beside())
+    assert free.server(setting(2, 1)).batch_s.tolist() == free.curve(setting(2, 1)).tolist()
+
+
+def test_workers_on_all_cpus_wait_for_their_share_of_the_work_beside() -> None:
+    busy = known(Beside(0.0004, 0.0001))
+    added_s = busy.server(setting(2, 1)).batch_s - busy.curve(setting(2, 1))
+    assert added_s.tolist() == pytest.approx([0.0004 * rows for rows in range(1, 9)])  # 2 x rows, on 2 CPUs
+    assert (busy.server(setting(1, 2)).batch_s > busy.curve(setting(1, 2))).all()
+
+
+def test_a_cpu_that_stays_idle_does_it_for_nothing_as_far_as_it_goes() -> None:
+    lone, both = setting(1, 1), (known(Beside(0.0001, 0.0001)), known(Beside(0.01, 0.0001)))
+    assert both[0].server(lone).batch_s.tolist() == both[0].curve(lone).tolist()
+    rows = np.arange(1, 9)
+    assert both[1].server(lone).batch_s.tolist() == pytest.approx(((both[1].curve(lone) + 0.01 * rows) / 2).tolist())
+
+
+def test_the_loop_has_one_cpu() -> None:
+    slow = known(Beside(0.01, 0.01))
+    assert slow.server(setting(1, 1)).batch_s.tolist() == pytest.approx([0.01 * rows for rows in range(1, 9)])
+
+
+def test_a_device_of_its_own_leaves_all_cpus_to_it() -> None:
+    asked = question(Beside(0.0002, 0.0002))
+    (engine,) = asked.engines
+    timings = tuple(replace(one, probe=replace(one.probe, device="cuda")) for one in engine.timings)
+    asked = replace(asked, engines=(replace(engine, device="cuda", timings=timings),))
+    gpu = models(asked, timings)
+    where = Setting("onnxruntime", 1, 1, 8, device="cuda")
+    assert gpu.server(where).batch_s.tolist() == gpu.curve(where).tolist()
+
+
+def test_what_is_promised_counts_it_and_a_cpu_is_left_to_the_server() -> None:
+    alone, beside = (
+        choose(asked, timings_of(asked)) for asked in (question(Beside()), question(Beside(0.00018, 0.00018)))
+    )
+    assert beside.rated.rps < 0.75 * alone.rated.rps
+    assert (alone.setting.instances, beside.setting.instances, beside.setting.threads) == (2, 1, 1)
+    rate = beside.rated.rps
+    shape = beside.setting
+    used = rate * (0.00018 + shape.threads * law(shape.instances, shape.threads, shape.max_batch) / shape.max_batch)
+    assert used < 2.0  # CPUs: without the work beside, the same workers would be taken to carry more than there is
+
+
+def test_engines_are_not_told_apart_by_it() -> None:
+    asked = question(Beside(0.0002, 0.0001))
+    other = replace(asked.engines[0], engine="openvino", beside=Beside(0.0004, 0.0003))
+    found = models(replace(asked, engines=(*asked.engines, other)), timings_of(asked))
+    assert (found.beside.cpu_s, found.beside.loop_s) == pytest.approx((0.0003, 0.0002))
+
+
+def test_a_reader_is_told() -> None:
+    cpu = CpuBudget(2, (0, 1), 2, None, None, 2, "all 2")
+    machine = MachineFacts(cpu, 16 * GIB, "host memory")
+
+    def reason(beside: Beside) -> str:
+        profile = ModelProfile("m", "", "", 0, question(beside).engines)
+        (plan,) = first_plan(machine, [ModelSettings(name="m", file="a.onnx")], None, measured={("m", "1"): profile})
+        return plan.reasons["device"]
+
+    assert "Beside the workers a row takes 0.18 ms of CPU (front end, preprocessing), which is counted." in reason(
+        Beside(0.00018, 0.00018)
+    )
+    assert "Beside the workers" not in reason(Beside())
