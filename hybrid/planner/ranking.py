@@ -19,7 +19,7 @@ from hybrid.planner.space import pairs
 #: A larger batch must gain this much, or the smaller one is taken: it answers sooner and is kinder to neighbours.
 BATCH_GAIN: Final = 0.01
 #: The same where rows vary in length: it was measured at one length, and a batch costs what its longest row does.
-VARIABLE_BATCH_GAIN: Final = 0.04
+VARIABLE_BATCH_GAIN: Final = 0.02
 #: For throughput, what a doubling of the batch must gain.
 DOUBLING_GAIN: Final = 0.05
 #: Standard errors by which an unmeasured setting may be better than predicted, and by which one should count as worse.
