@@ -91,7 +91,11 @@ class ModelsApi:
         return b"{}"
 
     async def _replan(self, wish: Wish) -> bytes:
-        done = await self._manager.replan(wish)
+        try:
+            done = await self._manager.replan(wish)
+        except HybridError as error:
+            log.warning("%s: nothing changed: %s", wish.text, error)
+            raise
         plans = [plan_json(one.plan) | {"changed": one.changed, "restarted": one.restarted} for one in done]
         return json.encode(plans)
 

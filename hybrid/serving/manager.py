@@ -153,8 +153,7 @@ class Manager:
             done = await self._operate(self._replan(wish))
         except HybridError as error:
             self._count("refused" if isinstance(error, BadRequest) else "failed")
-            log.warning("%s: nothing changed: %s", wish.text, error)
-            raise
+            raise  # whoever asked says so
         restarted = any(one.restarted for one in done)
         self._count("workers" if restarted else "batcher" if any(one.changed for one in done) else "unchanged")
         return done

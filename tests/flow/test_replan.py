@@ -143,6 +143,7 @@ def test_workers_that_cannot_start_change_nothing(server, tmp_path):
     assert len(server.children()) == 2
     assert ask(server, "m") == 1.0
     assert replans_of(server) == {"failed": 1}
+    assert server.err.count("nothing changed: ") == 1
 
 
 def test_requests_on_the_way_are_answered_by_the_old_worker_whatever_the_drain_time(tmp_path):
@@ -227,6 +228,7 @@ def test_sighup_reads_settings_and_profile_again(tmp_path):
         path.write_text("[plan]\nmax_batch = 'many'\n")
         server.signal(signal.SIGHUP)
         server.until(lambda: "SIGHUP: nothing changed: " in server.err, what="the broken profile in the log")
+        assert server.err.count("nothing changed") == 1
         settings.write_text("profile = 7\n")
         server.signal(signal.SIGHUP)
         server.until(lambda: "`profile`: expected a string" in server.err, what="the broken settings in the log")
