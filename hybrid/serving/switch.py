@@ -55,7 +55,10 @@ class Switch:
         self._heirs = {step.model: heir for step, heir in zip(replaced, fresh, strict=True)}
 
     async def carry_out(self, why: str) -> tuple[Replanned, ...]:
-        """Change everything in one step of the loop, and return what came of it when what was replaced is gone."""
+        """Change everything in one step of the loop, and return what came of it when what was replaced is gone.
+
+        Once that step is done the plans are in force: whoever is cancelled after it returns what came of it at once.
+        """
         heirs = self._heirs
         for step in self._steps:
             if not step.needs_workers:
@@ -68,7 +71,10 @@ class Switch:
             heir.take_over(old)
         self._say(why)
         # Until the last of their requests is answered or late by its own deadline: none is cut short by a new plan.
-        await self._lives.retire(list(heirs), self._tools.max_timeout_s)
+        try:
+            await self._lives.retire(list(heirs), self._tools.max_timeout_s)
+        except asyncio.CancelledError:  # raised further it would say that the re-plan was given up
+            log.info("%s: in force; the server stops, so nobody waits for what it replaced", why)
         return tuple(Replanned(heirs.get(s.model, s.model).plan, s.changed, s.needs_workers) for s in self._steps)
 
     def _anew(self, meant: Sequence[ServedModel], served: Sequence[ServedModel], standing: Standing) -> list[Plan]:

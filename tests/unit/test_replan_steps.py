@@ -209,3 +209,19 @@ async def test_a_server_that_stops_gives_a_re_plan_up(world):
     with pytest.raises(NotReady):
         await task
     assert len(world.manager.alive()) == 2
+
+
+async def test_a_plan_in_force_is_no_failure_when_the_server_stops_before_the_old_workers_are_done(world, caplog):
+    caplog.set_level("INFO")
+    old = world.model("m")
+    old.open_n = 1
+    task = asyncio.create_task(world.manager.replan(wish("m", instances=2)))
+    await until(lambda: f"drain {old.label}" in world.log)
+    await world.manager.close()
+    (done,) = await task
+    assert (done.changed, done.restarted, world.model("m").plan.instances) == (("instances",), True, 2)
+    assert world.manager.replans == {"workers": 1}
+    assert caplog.messages[-1] == (
+        "re-planned at run time: instances = 2: in force; the server stops, so nobody waits for what it replaced"
+    )
+    assert old in dict(world.manager.alive())  # it still owes an answer, and has until the end of the drain
