@@ -18,18 +18,26 @@ from hybrid.tune.run import bounds_of, own_lab
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("--seconds-per-trial", "0.25", "--settings", "3", "--slo-p99-ms", "80", "--budget-s", "25")
+TRIALS = ("--seconds-per-trial", "0.25", "--settings", "3")
+SHORT = (*TRIALS, "--slo-p99-ms", "80", "--budget-s", "25")
+#: Ends in the middle, which is enough where the result does not matter.
+SHORTER = (*SHORT[:-1], "12")
 #: Enough for the whole search: what is left of a budget decides where a search ends, and replaying takes none of it.
-WHOLE = (*SHORT[:-1], "200")
+#: The objective that is found with the fewest trials.
+WHOLE = (*TRIALS, "--objective", "throughput", "--budget-s", "200")
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """An environment whose cache and profiles are this test's, and a model: 5 ms for any batch, 1 ms for each row."""
+    """An environment whose cache and profiles are this test's, and a model: 5 ms for any batch, 1 ms for each row.
+
+    Its device holds few rows, so that no trial waits for crowds.
+    """
     model = tmp_path / "rows"
     model.mkdir()
     (model / "model.toml").write_text(
         'name = "rows"\nengine = "simulated"\n[simulated]\nfixed_ms = 5.0\nper_row_ms = 1.0\n'
+        "memory_total_bytes = 1_000_000\nmemory_weights_bytes = 200_000\nmemory_per_row_bytes = 32_000\n"
         "[batching]\nmax_batch = 16\n"
     )
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
@@ -121,17 +129,17 @@ def test_a_running_server_gets_its_plan_back(folders, tmp_path):
     config = '[server]\nadmin_token = "s3cret"\n'
     with Server(str(model), config=config, options=("--max-batch", "3")) as server:
         before = plan_of(server)
-        refused = hybrid(env, "tune", "rows", "--url", server.base, *SHORT)
+        refused = hybrid(env, "tune", "rows", "--url", server.base, *SHORTER)
         assert refused.returncode == 1
         assert "admin token" in refused.stderr
         env["HYBRID_ADMIN_TOKEN"] = "s3cret"
         # As a closed terminal does: one signal ends the search, the other comes while the plan is put back.
-        code, said = stopped(env, [signal.SIGHUP, signal.SIGTERM], "rows", "--url", server.base, *SHORT)
+        code, said = stopped(env, [signal.SIGHUP, signal.SIGTERM], "rows", "--url", server.base, *SHORTER)
         assert (code, "add --resume" in said) == (130, True), said
         assert plan_of(server) == before
         del env["HYBRID_ADMIN_TOKEN"]
         more = ("--resume", "--json", "--report", page, "--admin-token", "s3cret")
-        done = hybrid(env, "tune", "rows", "--url", server.base, *SHORT, *more)
+        done = hybrid(env, "tune", "rows", "--url", server.base, *SHORTER, *more)
         assert done.returncode == 0, done.stderr
         assert plan_of(server) == before
     assert before["max_batch"] == 3
