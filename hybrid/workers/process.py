@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
 from hybrid.engines.base import MemoryFacts
 from hybrid.telemetry.logs import LogHub, WorkerLogChannel
-from hybrid.workers import wire
+from hybrid.workers import oom, wire
 from hybrid.workers.wire import PeerGone
 
 _REAP_EVERY_S = 0.005
@@ -63,6 +64,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: WorkerLogChannel | None = None
         self._kill_at = 0.0
+        self._killed_before: dict[Path, int] = {}
         self._end: End | None = None  # known before the process is gone when we bring it about
 
     def spawn(
@@ -80,6 +82,7 @@ class ChildProcess:
         """
         ours, theirs = wire.pair()
         channel: WorkerLogChannel | None = None
+        self._killed_before = oom.kill_counts()
         try:
             channel = WorkerLogChannel.open(hub, self.role)
             command = [sys.executable, "-m", module, str(theirs.fileno()), str(channel.child_fd), self.role]
@@ -184,7 +187,14 @@ class ChildProcess:
         self._process = None
         if self._log is not None:
             self._log.close()
-        self._on_gone(self._end or End(describe_exit(code), code >= 0 or -code in _OWN_SIGNALS))
+        self._on_gone(self._end or End(self._cause(code), code >= 0 or -code in _OWN_SIGNALS))
+
+    def _cause(self, code: int) -> str:
+        """An exit code as words; where the kernel may have killed it for memory, which it says nowhere, with a hint."""
+        cause = describe_exit(code)
+        if code == -signal.SIGKILL and oom.has_killed(self._killed_before, oom.kill_counts()):
+            return f"{cause}; {oom.HINT}"
+        return cause
 
 
 def describe_exit(code: int) -> str:

@@ -4,12 +4,13 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from children import cause_of, nothing_leaks, quiet_hub, until
 
-from hybrid.workers import wire
+from hybrid.workers import oom, wire
 from hybrid.workers.process import ChildProcess, describe_exit
 
 pytestmark = pytest.mark.slow
@@ -69,6 +70,20 @@ async def test_how_a_child_ended(run, then, cause):
     assert not psutil.pid_exists(child.child.pid)
     child.child.send(wire.Stop())  # to nobody: no error
     child.child.kill("again")
+
+
+@pytest.mark.parametrize(
+    ("then", "kills", "cause"),
+    [
+        ("os.kill(os.getpid(), 9)", (7, 8), "killed by SIGKILL; the kernel's out-of-memory killer has run meanwhile"),
+        ("os.kill(os.getpid(), 9)", (7, 7), "killed by SIGKILL"),
+        ("os.abort()", (7, 8), "killed by SIGABRT"),
+    ],
+)
+async def test_a_kill_for_lack_of_memory_is_hinted_at_where_the_kernel_counts_one(run, monkeypatch, then, kills, cause):
+    counts = iter(kills)
+    monkeypatch.setattr(oom, "kill_counts", lambda: {Path("/proc/vmstat"): next(counts)})
+    assert await run(then).ended() == cause
 
 
 async def test_stop_and_kill_name_their_reason(run):
