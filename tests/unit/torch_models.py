@@ -26,6 +26,18 @@ class ConvNet(torch.nn.Module):
         return torch.relu(self.second(torch.relu(self.first(x)))).mean((2, 3))
 
 
+class Small(torch.nn.Module):
+    """x [n, k, 4] -> y [n, 8]: one operator that is called and one kernel that is made, where it is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = torch.nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.first(x)).mean(1)
+
+
 class TwoHeads(torch.nn.Module):
     """x [n, 4] -> {"total": [n], "double": [n, 4]}."""
 
@@ -76,6 +88,11 @@ def conv_program(path: Path) -> str:
     dim = torch.export.Dim
     names = {0: dim("n"), 2: dim("h", min=8), 3: dim("w", min=8)}
     return program(path, ConvNet(), torch.rand(2, 3, 16, 16), dynamic={"x": names})
+
+
+def small_program(path: Path) -> str:
+    dim = torch.export.Dim
+    return program(path, Small(), torch.rand(2, 16, 4), dynamic={"x": {0: dim("n"), 1: dim("k", min=2)}})
 
 
 def conv_onnx(path: Path) -> str:
