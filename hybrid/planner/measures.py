@@ -79,9 +79,9 @@ class MemoryLine(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """CPU seconds that a request of one row costs outside of the workers; `loop_s` of them in the server's event loop.
+    """What a request of one row costs outside of the workers, in CPU seconds: `cpu_s` in all, as requests come.
 
-    The loop has one CPU at most, the rest runs in processes of its own.
+    `loop_s` is the part of the server's event loop, which has one CPU at most, where it is busy all the time.
     """
 
     cpu_s: float = 0.0

@@ -20,10 +20,11 @@ from hybrid.protocol.oip_client import encode_request
 from hybrid.protocol.oip_decode import decode_infer
 from hybrid.protocol.oip_encode import encode_infer
 
-#: What no part of a model has to do with: HTTP, queue, batch, messages, being woken. Measured on servers: 50 us per
-#: request with all CPUs busy and 64 clients, 100 to 300 where requests come one by one (EPYC at 3 GHz).
+#: What no part of a model has to do with: HTTP, queue, batch, messages, being woken. Measured on servers (EPYC, 3 GHz):
+#: 50 us per request where the loop is busy all the time, 100 to 300 where requests come one by one.
+_BUSY_REQUEST_S: Final = 50e-6
 _REQUEST_S: Final = 150e-6
-#: How much longer the same code takes in a server than in a loop that does nothing else: caches have forgotten it.
+#: How much longer the same code takes where workers run in between: caches have forgotten it.
 _COLD: Final = 2.0
 _WINDOW_S: Final = 0.01
 _FEWEST: Final = 3
@@ -32,10 +33,9 @@ _FEWEST: Final = 3
 def beside_of(feed: Feed, signature: Signature, outputs: Arrays) -> Beside:
     """Measure it for one row of `feed`, of which the model made `outputs`."""
     row_s, loop_s = _row_s(feed), _copy_s(feed) + _codec_s(feed, signature, outputs)
+    all_s = loop_s + row_s
     loop_s += row_s if feed.in_loop else 0.0
-    elsewhere_s = 0.0 if feed.in_loop else row_s
-    in_loop_s = _REQUEST_S + _COLD * loop_s
-    return Beside(in_loop_s + _COLD * elsewhere_s, in_loop_s)
+    return Beside(cpu_s=_REQUEST_S + _COLD * all_s, loop_s=_BUSY_REQUEST_S + loop_s)
 
 
 def _row_s(feed: Feed) -> float:
