@@ -50,7 +50,7 @@ def open_source(name: str, kind: Kind | None) -> Source:
     """Open INPUT: a path, or `-` for standard input. `kind` None is decided by the name.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, or its kind is not known.
+        ConfigError: there is no such file, it cannot be read, its kind is not known, or it is a folder without images.
     """
     if name == STDIN:
         if kind not in (None, "jsonl", "text"):
@@ -63,7 +63,7 @@ def open_source(name: str, kind: Kind | None) -> Source:
         if path.is_dir():
             if kind not in (None, "images"):
                 raise ConfigError(f"{path}: is a folder, which cannot be read as {kind}")
-            return FolderSource(path)
+            return _images_of(path)
         kind = kind or _kind_of(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -155,6 +155,15 @@ class FolderSource:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+def _images_of(folder: Path) -> FolderSource:
+    """A folder that exists is meant to hold something; an empty file may well be what a step before has found."""
+    source = FolderSource(folder)
+    if not source.rows_n:
+        expected = ", ".join(IMAGE_SUFFIXES)
+        raise ConfigError(f"{folder}: no images in this folder or below; expected files that end with {expected}")
+    return source
 
 
 def _kind_of(path: Path) -> Kind:

@@ -198,7 +198,9 @@ def test_refusals_are_one_line_and_leave_the_input_alone(tmp_path):
         ("in.jsonl", "in.jsonl"): "is the input",
         ("in.jsonl", "no/out.jsonl"): "cannot be written",
         ("wide.npy", "out.jsonl"): "does not fit model",
+        ("empty", "out.jsonl"): "no images in this folder",
     }
+    (tmp_path / "empty").mkdir()
     for (given, wanted), words in wrong.items():
         done = batch(ECHO, tmp_path / given, tmp_path / wanted, "--quiet")
         assert done.returncode == 2, done.stderr

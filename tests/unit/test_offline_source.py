@@ -104,6 +104,18 @@ def test_a_folder_is_its_images_in_order_of_their_paths(tmp_path):
     assert rows(tmp_path, start=2) == found[2:]
 
 
+def test_a_folder_without_images_is_refused_by_name(tmp_path):
+    for name in ("rows.jsonl", ".hidden.png", ".git/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConfigError) as refused:
+        open_source(str(tmp_path), None)
+    assert str(refused.value) == (
+        f"{tmp_path}: no images in this folder or below; expected files that end with "
+        ".jpg, .jpeg, .png, .webp, .gif, .bmp, .tif, .tiff"
+    )
+
+
 def test_an_image_that_went_away_is_a_fault(tmp_path):
     (tmp_path / "a.png").write_bytes(b"a")
     source = open_source(str(tmp_path), None)
