@@ -65,6 +65,7 @@ from hybrid.telemetry.logs import setup_logging
 @click.option(
     "--max-wait-ms", type=FiniteRange(min=0, max=86_400_000), default=None, help="Longest wait for a fuller batch."
 )
+@click.option("--early-trigger", type=click.IntRange(1, 1_000_000), default=None, help="Rows that end the wait early.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=None)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default=None)
 def serve(
@@ -109,6 +110,7 @@ def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
         "threads_per_instance": flags["threads"],
         "max_batch": flags["max_batch"],
         "max_wait_ms": flags["max_wait_ms"],
+        "early_trigger": flags["early_trigger"],
     }
     return PlanOverrides(**{key: value for key, value in numbers.items() if value is not None})  # type: ignore[arg-type]
 

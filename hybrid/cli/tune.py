@@ -267,12 +267,13 @@ def _machine(machine: MachineFacts, url: str | None) -> tuple[tuple[str, str], .
 
 def _use(outcome: Outcome, wanted: _Wanted) -> Iterator[str]:
     """How to serve by the result."""
-    model = shlex.quote(wanted.model)
+    model, setting = shlex.quote(wanted.model), outcome.found.setting
     if wanted.save is not None:
         yield f"hybrid serve {model} --profile {wanted.save}"
-    setting = outcome.found.setting
     line = f"hybrid serve {model} --workers {setting.instances} --threads {setting.threads}"
     line += f" --max-batch {setting.max_batch} --max-wait-ms {setting.max_wait_ms:g}"
+    if wanted.url is not None or resolve(wanted.model).batching.early_trigger is not None:
+        line += f" --early-trigger {setting.max_batch}"  # as in the trials, whatever the model's settings have
     yield line if setting.engine == "simulated" else f"{line} --engine {setting.engine}"
 
 
