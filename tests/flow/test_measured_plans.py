@@ -117,3 +117,18 @@ def test_an_engine_that_cannot_load_the_model_is_left_to_the_worker_to_report(tm
     (tmp_path / "broken.onnx").write_bytes(b"this is no model")
     found, _ = plan(str(tmp_path / "broken.onnx"), cache=tmp_path / "cache")
     assert not was_measured(found)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_model_that_no_engine_can_load_is_an_error_as_it_is_for_a_server(tmp_path, form):
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    command = [sys.executable, "-m", "hybrid", "plan", *form, str(broken), "--measure"]
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([*command, "auto"], env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("hybrid: error: "))
+    assert line.startswith(f"hybrid: error: model broken cannot start: {broken} cannot be loaded: ")
+    assert "Protobuf parsing failed" in line
+    done = subprocess.run([*command, "never"], env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0  # nobody has looked into it
