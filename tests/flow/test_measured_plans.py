@@ -113,12 +113,6 @@ def test_ctrl_c_while_measuring_leaves_nothing(model, tmp_path):
         process.wait()
 
 
-def test_an_engine_that_cannot_load_the_model_is_left_to_the_worker_to_report(tmp_path):
-    (tmp_path / "broken.onnx").write_bytes(b"this is no model")
-    found, _ = plan(str(tmp_path / "broken.onnx"), cache=tmp_path / "cache")
-    assert not was_measured(found)
-
-
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_model_that_no_engine_can_load_is_an_error_as_it_is_for_a_server(tmp_path, form):
     broken = tmp_path / "broken.onnx"
