@@ -68,16 +68,20 @@ class Models(Struct, frozen=True):
         """`curve` of workers that are busy all the time, where the CPUs do the rest of the work as well.
 
         While each of n workers runs b rows, the same CPUs take in and answer n x b requests. That costs nothing while
-        it fits onto CPUs that stay idle, else time. What holds for busy workers is taken for all: only these decide
-        what load is carried, and so the front end needs no queue of its own in the replay.
+        it fits onto CPUs that stay idle; the rest delays workers. What holds for busy workers is taken for all: only
+        these decide what load is carried, and so the front end needs no queue of its own in the replay.
         """
         own_s = self.curve(setting)
         if not self.beside.cpu_s:
             return own_s
-        busy_cpus = setting.threads if setting.device == "cpu" else 0
-        rows = setting.instances * np.arange(1.0, setting.max_batch + 1)
-        all_cpus_s = (setting.instances * busy_cpus * own_s + rows * self.beside.cpu_s) / self.question.cpus
-        return np.maximum(own_s, np.maximum(all_cpus_s, rows * self.beside.loop_s))
+        workers, cpus = setting.instances, self.question.cpus
+        rows = np.arange(1.0, setting.max_batch + 1)
+        beside_s = workers * rows * self.beside.cpu_s / cpus  # a device of its own leaves all CPUs to it
+        if setting.device == "cpu":
+            lost = _lost(setting.threads)
+            idle_cpus = max(0, cpus - workers * setting.threads)
+            beside_s = (own_s + lost * rows * self.beside.cpu_s) / (1.0 + lost * idle_cpus / workers)
+        return np.maximum(own_s, np.maximum(beside_s, workers * rows * self.beside.loop_s))
 
     def sizes(self, engine: EngineProfile, instances: int, threads: int) -> list[Setting]:
         """The same workers with each batch that may be and did not fail, rising.
@@ -136,6 +140,16 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
 def _beside(engines: Sequence[EngineProfile]) -> Beside:
     """The mean: each is measured in a moment, and a difference between engines would be chance."""
     return Beside(fmean(one.beside.cpu_s for one in engines), fmean(one.beside.loop_s for one in engines))
+
+
+def _lost(threads: int) -> float:
+    """How much longer a worker takes for each second that other work has one of its CPUs.
+
+    Its other threads wait for the one that is held up, as far as they cannot take over its work: half of it, about.
+    (nsfw, two CPUs: 1 x 2 carries 0.90 of 2 x 1, whose batches by themselves are as fast; nothing and all would be
+    1.0 and 0.83.)
+    """
+    return (1.0 + 1.0 / threads) / 2.0
 
 
 def _curves(question: SearchQuestion, fitted: dict[str, LatencyModel]) -> dict[tuple[str, int, int], Floats]:
