@@ -44,6 +44,8 @@ _BLOCKS_OF_OTHERS: Final = 2  # of ways that only show what there was to choose 
 _TURN_S: Final = 0.1
 _MOST_TIMES: Final = 25
 _LEAD_S: Final = 0.0015
+_MOST_LEAD_S: Final = 0.25
+_TRIES: Final = 40
 _PATIENCE_S: Final = 60.0
 _PROBE_BUDGET_S: Final = 40.0
 _RESAMPLES: Final = 4000
@@ -227,12 +229,13 @@ class _Runner:
 
     def once(self) -> float:
         """Seconds of one batch: from when the first part begins until the last one ends."""
-        while self._lead_s < _PATIENCE_S:
+        for _ in range(_TRIES):
             begin = time.monotonic() + self._lead_s
             answers = self._crew.ask(Time(self._rows, begin, begin + 5e-4), Timed, _PATIENCE_S)
             if all(answer.batches for answer in answers):
                 return _seconds(answers)
-            self._lead_s *= 1.5  # the inputs, which are put together before the beginning, were not ready
+            # The inputs, which are put together before the beginning, were not ready, or the host had stopped us.
+            self._lead_s = min(_MOST_LEAD_S, 1.5 * self._lead_s)
         raise RuntimeError(f"{self._rows} rows: never ready in time")
 
 
