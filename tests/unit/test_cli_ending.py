@@ -1,6 +1,7 @@
 """Being told to end: once, by whatever signal."""
 
 import asyncio
+import ctypes
 import signal
 import socket
 
@@ -10,6 +11,22 @@ import uvloop
 from hybrid.cli.ending import polite_end
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
+SS_DISABLE = 2
+
+
+class _Stack(ctypes.Structure):
+    """The `stack_t` of sigaltstack(2)."""
+
+    _fields_ = (("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@pytest.fixture(autouse=True)
+def own_stack():
+    """Handlers run on the stack of the thread: OpenVINO may have left this process one for them that is gone."""
+    libc, before = ctypes.CDLL(None, use_errno=True), _Stack()
+    assert libc.sigaltstack(ctypes.byref(_Stack(flags=SS_DISABLE)), ctypes.byref(before)) == 0
+    yield
+    libc.sigaltstack(ctypes.byref(before), None)
 
 
 @pytest.fixture(autouse=True)
