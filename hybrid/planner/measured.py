@@ -62,6 +62,7 @@ def _table(choice: Choice) -> tuple[Alternative, ...]:
             p99_ms=round(one.p99_s * 1000.0, 2),
             measured=one.measured,
             chosen=one is choice.rated,
+            is_default=one.setting == choice.default.setting,
         )
         for one in rows
     )
@@ -78,17 +79,18 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
     variable = any(engine.variable for engine in profile.engines)
     length = f", at a length of {profile.length}" if profile.length and variable else ""
     times = f"{choice.measured} batch times were taken{took}{length}{_crowd(profile)}"
-    space = f"They tell of {choice.space} settings (engine, workers, threads, largest batch) which carries most"
+    space = (
+        f"From them it is told what each of {choice.space} settings (engine, workers, threads, largest batch) carries"
+    )
     return f"{where}. {times}. {space}; {_aim(choice)}.{_beside(choice)}"
 
 
 def _beside(choice: Choice) -> str:
     cpu_s = choice.known.beside.cpu_s
-    return (
-        f" Beside the workers a row takes {_ms(cpu_s)} of CPU (front end, preprocessing), which is counted."
-        if cpu_s
-        else ""
-    )
+    if not cpu_s:
+        return ""
+    text = f" Taking in, preprocessing and answering a row takes {_ms(cpu_s)} on the same CPUs"
+    return f"{text}; all rates leave room for it."
 
 
 def _crowd(profile: ModelProfile) -> str:
@@ -130,8 +132,8 @@ def _instances_reason(choice: Choice) -> str:
         return f"{_shape(setting)} is {way}: {best.rps:.0f} rows/s{_within(choice)}."
     how = "measured" if best.measured and rival.measured else "predicted from the measured times"
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
-    text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}, "
-    text += f"there {_full(rival)} {_ms(rival.batch_s)})."
+    text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}{_all_busy(setting)}, "
+    text += f"{_full(rival)} of the other {_ms(rival.batch_s)}{_all_busy(rival.setting)})."
     if setting.device != "cpu" and setting.instances == 1 and 0 < rival.rps / best.rps - 1 <= INSTANCES_GAIN:
         text += f" More workers on one device must gain {INSTANCES_GAIN:.0%}: each holds the weights once more."
     return text + _idle(choice) + _at_half_load(choice)
@@ -179,7 +181,7 @@ def _threads_reason(choice: Choice) -> str:
     fewer, more = (1, setting.threads) if setting.threads > 1 else (1, known.question.cpus)
     rows = setting.max_batch
     alone = [known.seconds(_with(setting, count), rows) for count in (fewer, more)]
-    text = f"One worker runs a batch of {rows} in {_ms(alone[0])} on 1 thread and in {_ms(alone[1])} on {more}: "
+    text = f"One worker alone runs a batch of {rows} in {_ms(alone[0])} on 1 thread and in {_ms(alone[1])} on {more}: "
     gain = alone[0] / alone[1]
     return text + f"{gain:.2f}x as fast for {more}x the CPUs{'' if gain < 0.8 * more else ', which is worth it'}."
 
@@ -223,7 +225,8 @@ def _larger(best: Rated, larger: Rated) -> str:
         f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"loses {-gain:.0%}"
     )
     slower = larger.batch_s / best.batch_s
-    return f"batch {larger.setting.max_batch} {gains_words}, and when full takes {slower:.1f}x as long"
+    late = ", too long for many who wait for it" if gain <= -0.02 else ""
+    return f"batch {larger.setting.max_batch} {gains_words}, and when full takes {slower:.1f}x as long{late}"
 
 
 def _memory(line: MemoryLine, limit: int, memory_bytes: int, instances: int) -> str:
@@ -264,6 +267,10 @@ def _within(choice: Choice) -> str:
 def _shape(setting: Setting) -> str:
     workers = "1 worker" if setting.instances == 1 else f"{setting.instances} workers"
     return f"{workers} x {setting.threads} thread{'' if setting.threads == 1 else 's'}"
+
+
+def _all_busy(setting: Setting) -> str:
+    return " with all workers busy" if setting.instances > 1 else ""
 
 
 def _full(one: Rated) -> str:

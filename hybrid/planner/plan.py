@@ -244,7 +244,7 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     processes = min(_MAX_PREPROCESS, max(1, usable // 4))
     why = (
         f"One process per four of {usable} usable CPUs, 1 to {_MAX_PREPROCESS}: preprocessing costs far "
-        "less than the model and must not take its cores."
+        "less than the model."
     )
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)

@@ -14,7 +14,8 @@ class Alternative(Struct, frozen=True):
     """One way of running a model that was weighed, for the table under a plan.
 
     `rps` is what it carries within the objective in rows per second; then half of the rows take up to `p50_ms` and all
-    but one in a hundred up to `p99_ms`. `measured` tells times that were taken from predicted ones.
+    but one in a hundred up to `p99_ms`. `measured` tells times that were taken from predicted ones. `is_default` is
+    what a framework does by itself: one worker on all threads, without batches.
     """
 
     engine: str
@@ -26,6 +27,7 @@ class Alternative(Struct, frozen=True):
     p99_ms: float
     measured: bool
     chosen: bool = False
+    is_default: bool = False
 
 
 class Plan(Struct, frozen=True):

@@ -81,8 +81,8 @@ def test_every_number_says_what_was_measured() -> None:
     assert "on 1 thread and in" in reasons["threads_per_instance"]
     assert reasons["max_batch"].startswith(f"Batch {made.max_batch}: ")
     assert "On one thread a batch costs" in reasons["max_batch"]
-    assert "6 batch times were taken in 9 s. They tell of 72 settings" in reasons["device"]
-    assert "in 9 s, at a length of 32. They" in plan(profile(variable=True)).reasons["device"]
+    assert "6 batch times were taken in 9 s. From them it is told what each of 72 settings" in reasons["device"]
+    assert "in 9 s, at a length of 32. From them" in plan(profile(variable=True)).reasons["device"]
     assert "within 190 ms, 95 % of the objective" in reasons["device"]
     assert all(text.endswith(".") and "\n" not in text for text in reasons.values())
     assert "no objective is set" in plan().reasons["device"]
@@ -103,6 +103,8 @@ def test_the_table_shows_the_plan_and_what_it_was_weighed_against() -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
     assert f"> 2 x 1, batch {made.max_batch}" in text
     assert "weighed against" in text
+    assert [line.endswith(", frameworks do this") for line in text.splitlines()[-3:]] == [False, True, False]
+    assert [one.is_default for one in made.alternatives].count(True) == 1
     assert "weighed against" not in plan_table(first_plan(machine(), [ModelSettings(name="m")], None), machine())
 
 
