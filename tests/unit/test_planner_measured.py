@@ -103,7 +103,7 @@ def test_the_table_shows_the_plan_and_what_it_was_weighed_against() -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
     assert f"> 2 x 1, batch {made.max_batch}" in text
     assert "weighed against" in text
-    assert [line.endswith(", frameworks do this") for line in text.splitlines()[-3:]] == [False, True, False]
+    assert [line.endswith(", the default of frameworks") for line in text.splitlines()[-3:]] == [False, True, False]
     assert [one.is_default for one in made.alternatives].count(True) == 1
     assert "weighed against" not in plan_table(first_plan(machine(), [ModelSettings(name="m")], None), machine())
 
