@@ -60,11 +60,15 @@ class Models(Struct, frozen=True):
         """Time of a batch of `rows` with these instances and threads busy."""
         return float(self.curve(replace(setting, max_batch=rows))[-1])
 
-    def server(self, setting: Setting) -> Server:
-        """The setting as a queue sees it, with the share of the CPUs that requests take outside of the workers."""
-        return Server(self._beside_others_s(setting), setting.instances, setting.max_wait_ms / 1000.0)
+    def server(self, setting: Setting, cpus: int | None = None) -> Server:
+        """The setting as a queue sees it, with the share of the CPUs that requests take outside of the workers.
 
-    def _beside_others_s(self, setting: Setting) -> Floats:
+        `cpus` are those of the model, where they are others than in the question.
+        """
+        cpus = self.question.cpus if cpus is None else cpus
+        return Server(self._beside_others_s(setting, cpus), setting.instances, setting.max_wait_ms / 1000.0)
+
+    def _beside_others_s(self, setting: Setting, cpus: int) -> Floats:
         """`curve` of workers that are busy all the time, where the CPUs do the rest of the work as well.
 
         While each of n workers runs b rows, the same CPUs take in and answer n x b requests. That costs nothing while
@@ -74,7 +78,7 @@ class Models(Struct, frozen=True):
         own_s = self.curve(setting)
         if not self.beside.cpu_s:
             return own_s
-        workers, cpus = setting.instances, self.question.cpus
+        workers, cpus = setting.instances, cpus + self.question.spare_cpus
         rows = np.arange(1.0, setting.max_batch + 1)
         beside_s = workers * rows * self.beside.cpu_s / cpus  # a device of its own leaves all CPUs to it
         if setting.device == "cpu":
@@ -147,7 +151,7 @@ def _lost(threads: int) -> float:
 
     Its other threads wait for the one that is held up, as far as they cannot take over its work: half of it, about.
     (nsfw, two CPUs: 1 x 2 carries 0.90 of 2 x 1, whose batches by themselves are as fast; nothing and all would be
-    1.0 and 0.83.)
+    1.0 and 0.83. For more threads it is a guess.)
     """
     return (1.0 + 1.0 / threads) / 2.0
 

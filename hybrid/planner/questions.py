@@ -19,9 +19,11 @@ from hybrid.planner.shares import Key, cpu_budget, key_of
 from hybrid.planner.space import SearchQuestion, batches, pairs, timings_of
 from hybrid.planner.types import Objective
 
-#: The rest of an objective is for what happens around the model: the front end, preprocessing, the network.
+#: The rest of an objective is for what nobody measures: the network, a moment in which something else runs.
 _MODEL_SHARE_OF_SLO: Final = 0.95
 _UNKNOWN_BYTES: Final = 1 << 60
+#: CPUs of a share that stay idle, as far as it is looked at what they gain the others: a front end needs one or so.
+_IDLE_CPUS: Final = 1
 #: What a model's settings call a device -> the kind of GPU behind it; numbers count within a kind.
 _KINDS: Final = {"cuda": "cuda", "gpu": "intel", "auto": "intel"}
 
@@ -43,8 +45,9 @@ def question_for(
     memory_bytes: int,
     objective: Objective = "latency",
     fixed: Fixed | None = None,
+    spare_cpus: int = 0,
 ) -> SearchQuestion:
-    """What the search is asked for a model that may use `cpus` CPUs and `memory_bytes` in all."""
+    """What the search is asked for a model that may use `cpus` CPUs, with `spare_cpus` beside, and `memory_bytes`."""
     fixed = fixed or Fixed()
     engines = tuple(one for one in profile.engines if fixed.engine in (None, one.engine))
     return SearchQuestion(
@@ -57,6 +60,7 @@ def question_for(
         instances=fixed.instances,
         threads=fixed.threads,
         max_batch=fixed.max_batch if model.batching.enabled else 1,
+        spare_cpus=spare_cpus,
     )
 
 
@@ -86,9 +90,10 @@ def gains(question: SearchQuestion) -> tuple[float, ...]:
     for engine in question.engines:
         for instances, threads in pairs(question, engine) if engine.engine in known.by_engine else ():
             setting = Setting(engine.engine, instances, threads, batches(question, engine, instances)[-1])
-            carried = rough_goodput_rps(known.server(setting), known.slo_s)
             used = min(question.cpus, instances * threads)
-            best[used] = max(best[used], carried)
+            for cpus in range(used, min(question.cpus, used + _IDLE_CPUS) + 1):
+                carried = rough_goodput_rps(known.server(setting, cpus), known.slo_s)
+                best[cpus] = max(best[cpus], carried)
     for used in range(1, len(best)):
         best[used] = max(best[used], best[used - 1])
     return tuple(best[1:])
@@ -116,7 +121,9 @@ def questions_for(
             queue_rows=numbers.number("queue_rows"),
         )
         memory = own_memory(model, machine) if has_own_device(model) else machine.memory_limit_bytes // on_cpu
-        question = question_for(model, measured[key], cpu_budget(machine, on_cpu), memory, objective, fixed)
+        cpus = cpu_budget(machine, on_cpu)
+        spare_cpus = machine.cpu.usable - cpus
+        question = question_for(model, measured[key], cpus, memory, objective, fixed, spare_cpus)
         if any(not timing.failure for timing in timings_of(question)):
             questions[key] = question
     return questions

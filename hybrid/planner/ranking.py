@@ -18,7 +18,8 @@ from hybrid.planner.space import pairs
 
 #: A larger batch must gain this much, or the smaller one is taken: it answers sooner and is kinder to neighbours.
 BATCH_GAIN: Final = 0.01
-#: The same where rows vary in length: it was measured at one length, and a batch costs what its longest row does.
+#: The same where rows vary in length: it was measured at one length, and a batch costs what its longest row does. (On
+#: 2 x 1 workers batches of 4 to 32 texts carry the same within the noise: bench/results/brute_minilm.json.)
 VARIABLE_BATCH_GAIN: Final = 0.02
 #: For throughput, what a doubling of the batch must gain.
 DOUBLING_GAIN: Final = 0.05

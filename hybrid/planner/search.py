@@ -21,13 +21,13 @@ from hybrid.planner.ranking import FOUR, Rated, default_setting, rank, rate, ref
 from hybrid.planner.space import SearchQuestion, batches, pairs, space, timings_of
 
 _SEED_ROWS: Final = (1, 8, 32)
-#: Where a tenth of the space is seven times, two rows less at the corners pay for a lone worker, which none of them is.
+#: Where a tenth of the space is few times, two rows less at the corners pay for a lone worker, which none of them is.
 _FEW_CPUS: Final = range(2, 4)
 _FEW_SEED_ROWS: Final = (1, 8)
 _LONE_SEED_ROWS: Final = (4,)
 _DEVICE_SEED_ROWS: Final = (1, 8, 32, 128)
 _SHARE_MEASURED: Final = 0.10
-_FEWEST: Final = 7  # per engine: the seeds of the smallest machine, and one to verify
+_FEWEST: Final = 7  # per engine: the seeds of two CPUs, and two to verify
 _MOST: Final = 80
 _WIDTH: Final = 3
 #: Times near a setting after which more of them tell nothing new, and those that the best must have: the first of many

@@ -30,6 +30,7 @@ _NO_LIMIT: Final = 1 << 30
 class SearchQuestion(Struct, frozen=True):
     """What is to be found: the best setting of one model on `cpus` CPUs, or on the device of its engines.
 
+    `spare_cpus` are further CPUs that no worker gets: they are there for what is done beside the workers.
     `memory_bytes` is for all instances together. `slo_s` bounds the p99 latency; None leaves the bound to the search.
     `instances`, `threads` and `max_batch` are set where somebody fixed them. The timings that stand in `engines` count
     as measured.
@@ -45,6 +46,7 @@ class SearchQuestion(Struct, frozen=True):
     threads: int | None = None
     max_batch: int | None = None
     quantile: float = 0.99
+    spare_cpus: int = 0
 
 
 def timings_of(question: SearchQuestion) -> tuple[Timing, ...]:

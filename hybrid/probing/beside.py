@@ -20,11 +20,13 @@ from hybrid.protocol.oip_client import encode_request
 from hybrid.protocol.oip_decode import decode_infer
 from hybrid.protocol.oip_encode import encode_infer
 
-#: What no part of a model has to do with: HTTP, queue, batch, messages, being woken. Measured on servers (EPYC, 3 GHz):
-#: 50 us per request where the loop is busy all the time, 100 to 300 where requests come one by one.
+#: What no part of a model has to do with: HTTP, queue, batch, messages, being woken. `python -m bench null_overhead`:
+#: 49 us per request of 64 clients, where the loop is busy all the time, and 273 us of one. Not measured on each machine:
+#: that would take a whole server, and only models that take microseconds feel the difference.
 _BUSY_REQUEST_S: Final = 50e-6
 _REQUEST_S: Final = 150e-6
-#: How much longer the same code takes where workers run in between: caches have forgotten it.
+#: How much longer the same code takes where workers run in between: caches have forgotten it. For `minilm` the process
+#: of the server takes 300 to 440 us of CPU per request under load, and a bare loop of the same code 125 us.
 _COLD: Final = 2.0
 _WINDOW_S: Final = 0.01
 _FEWEST: Final = 3

@@ -77,7 +77,9 @@ class Measuring:
         def asking(engines: tuple[EngineProfile, ...]) -> SearchQuestion:
             memory = own_memory(model, machine) if has_own_device(model) else machine.memory_limit_bytes
             profile = ModelProfile(model.name, "", "", 0, engines)
-            return question_for(model, profile, cpu_budget(machine, 1), memory, objective)
+            cpus = cpu_budget(machine, 1)
+            spare_cpus = machine.cpu.usable - cpus
+            return question_for(model, profile, cpus, memory, objective, spare_cpus=spare_cpus)
 
         session = Session(
             model,

@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from hybrid.config import ModelSettings
-from hybrid.facts import CpuBudget, MachineFacts
+from hybrid.config import ModelSettings, WorkerSettings
+from hybrid.facts import CpuBudget, GpuFacts, MachineFacts
 from hybrid.planner.fitted import Models, models
 from hybrid.planner.measures import Beside, EngineProfile, ModelProfile, Probe, Setting, Timing
 from hybrid.planner.plan import first_plan
+from hybrid.planner.questions import gains
 from hybrid.planner.search import choose
 from hybrid.planner.space import SearchQuestion, timings_of
+from hybrid.planner.types import Plan
 
 GIB = 1 << 30
+PICTURES = Beside(0.002, 0.00001)
 PLACES = [(2, 1, 1), (2, 1, 8), (2, 1, 64), (1, 2, 1), (1, 2, 8), (1, 2, 64), (1, 1, 1), (1, 1, 8), (1, 1, 64)]
 
 
@@ -74,6 +77,43 @@ def test_a_device_of_its_own_leaves_all_cpus_to_it() -> None:
     gpu = models(asked, timings)
     where = Setting("onnxruntime", 1, 1, 8, device="cuda")
     assert gpu.server(where).batch_s.tolist() == gpu.curve(where).tolist()
+
+
+def test_cpus_that_no_worker_gets_are_there_for_it() -> None:
+    asked = replace(question(Beside(0.0004, 0.00001)), spare_cpus=1)
+    spare = models(asked, timings_of(asked))
+    crowded_s = known(Beside(0.0004, 0.00001)).server(setting(2, 1)).batch_s
+    own_s = spare.curve(setting(2, 1))
+    assert (spare.server(setting(2, 1)).batch_s < crowded_s).all()
+    assert (spare.server(setting(2, 1)).batch_s >= own_s).all()
+
+
+def test_what_a_model_gains_from_a_cpu_is_what_it_would_be_planned_to_carry() -> None:
+    asked = question(Beside(0.0004, 0.00001))
+    first, second = gains(asked)
+    alone = replace(asked, cpus=1)
+    assert first == pytest.approx(choose(alone, timings_of(alone)).rated.rps, rel=0.25)
+    assert second > 1.3 * first  # with a CPU for the front end, too
+
+
+def gpu_plan(cpus: int, beside: Beside) -> Plan:
+    probes = [Probe("onnxruntime", 1, 1, rows, device="cuda") for rows in (1, 8, 32, 128)]
+    timings = tuple(Timing(probe, 0.002 + 0.0005 * probe.rows) for probe in probes)
+    profile = ModelProfile("m", "", "", 0, (EngineProfile("onnxruntime", "1", "cuda", timings, beside=beside),))
+    machine = MachineFacts(
+        CpuBudget(cpus, tuple(range(cpus)), cpus, None, None, cpus, "all"),
+        64 * GIB,
+        "host memory",
+        gpus=(GpuFacts(0, "A", 80 * GIB),),
+    )
+    model = ModelSettings(name="m", file="a.onnx", workers=WorkerSettings(device="cuda"))
+    return first_plan(machine, [model], None, measured={("m", "1"): profile})[0]
+
+
+def test_beside_a_gpu_all_cpus_of_the_machine_do_it() -> None:
+    free, many, few = gpu_plan(16, Beside()), gpu_plan(16, PICTURES), gpu_plan(2, PICTURES)
+    assert many.alternatives[0].rps == pytest.approx(free.alternatives[0].rps, rel=0.1)
+    assert few.alternatives[0].rps == pytest.approx(0.95 * 2 / PICTURES.cpu_s, rel=0.1)
 
 
 def test_what_is_promised_counts_it_and_a_cpu_is_left_to_the_server() -> None:
