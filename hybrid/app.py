@@ -8,14 +8,14 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from hybrid.clock import MonotonicClock
-from hybrid.config import HttpLimits, ServerSettings
+from hybrid.config import HttpLimits, ModelSettings, ServerSettings
 from hybrid.errors import StartupError
 from hybrid.frontend.admission import Admission
 from hybrid.frontend.handler import Handler
@@ -48,7 +48,7 @@ _STOP_PROCESSES_S = 3.0
 _GRPC_PORT = 8001
 
 #: Called with the ports of HTTP and of gRPC.
-OnReady = Callable[[int, int | None], None]
+OnReady = Callable[[int, int | None, Sequence[ModelSettings]], None]
 
 
 class ForcedExit(StartupError):
@@ -85,7 +85,7 @@ class App:
         self._watching: asyncio.Future[None] | None = None
 
     async def run(self, on_ready: OnReady) -> None:
-        """Serve until SIGTERM or SIGINT; `on_ready` is called with the ports once every model is warm.
+        """Serve until SIGTERM or SIGINT; `on_ready` is called with ports and models once these are warm.
 
         Raises:
             StartupError: it cannot start; nothing is left running.
@@ -104,7 +104,7 @@ class App:
                 self.grpc_port = await self._grpc.start(server.host, grpc_port(server), server.tls)
             self._probe_lag()
             if await _before(self._signalled, self._wait_ready()):
-                on_ready(self.port, self.grpc_port)
+                on_ready(self.port, self.grpc_port, [model.settings for model in self._repository])
                 await self._signalled.wait()
             if not await _before(self._forced, self._stop()):
                 raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")

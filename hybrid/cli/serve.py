@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hybrid.cli.ending import polite_end
 from hybrid.cli.example import curl_line
 from hybrid.cli.finite import FiniteRange
 from hybrid.cli.measuring import measuring, measuring_options
-from hybrid.config import Config, ServerSettings
+from hybrid.config import Config, ModelSettings, ServerSettings
 from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
 from hybrid.frontend.listen import check_place
@@ -149,16 +149,16 @@ def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
 
-    def announce(port: int, grpc_port: int | None) -> None:
+    def announce(port: int, grpc_port: int | None, models: Sequence[ModelSettings]) -> None:
         scheme = "https" if server.tls is not None else "http"
         host = f"[{server.host}]" if ":" in server.host else server.host
         base = f"{scheme}://{host}:{port}"
-        names = ", ".join(dict.fromkeys(model.name for model in opening.models)) or "none yet"
+        names = ", ".join(dict.fromkeys(model.name for model in models)) or "none yet"
         click.echo(f"\nready on {base}  (models: {names})")
         if grpc_port is not None:
             click.echo(f"gRPC on {host}:{grpc_port}")
-        if opening.models:
-            click.echo(f"try:\n  {curl_line(base, opening.models[0], bool(server.api_keys))}")
+        if models:
+            click.echo(f"try:\n  {curl_line(base, models[0], bool(server.api_keys))}")
         sys.stdout.flush()
 
     hub = setup_logging(server.log_level, server.log_format)

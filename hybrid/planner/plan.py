@@ -78,9 +78,8 @@ def first_plan(
     for model in models:
         key = key_of(model)
         if key in questions:
-            question = questions[key]
-            if key in shares:  # a device of its own has none, and all CPUs for what is done beside it
-                question = structs.replace(question, cpus=shares[key])
+            # A device of its own has no share, and all CPUs for what is done beside it.
+            question = structs.replace(questions[key], cpus=shares.get(key, questions[key].cpus))
             guesses[key] = measured_guess(model, choose(question, timings_of(question)), measured[key])
     if objective == "throughput":
         guesses = {key: for_throughput(guess) for key, guess in guesses.items()}

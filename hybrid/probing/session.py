@@ -93,6 +93,11 @@ class Session:
         if is_simulated(model):
             return self._simulated(asking)
         wanted = [name for name in engines_for(model) if engine_version(name)]
+        if not wanted:
+            self.failure = (
+                f"no engine for it is installed ({', '.join(engines_for(model)) or 'none takes such a file'})"
+            )
+            return None
         record = self._record()
         engines = _usable(record.profile.engines, wanted, model.workers.device)
         question = _question(asking(engines), wanted)

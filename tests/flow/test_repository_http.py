@@ -38,6 +38,7 @@ def test_what_can_be_served_is_and_the_rest_has_a_reason(server):
     assert "unknown key `max_batch`" in found["broken", ""][1]
     assert found["torn", "1"][0] == "UNAVAILABLE"
     assert "torn cannot start" in found["torn", "1"][1]
+    assert "torn" not in server.out.partition("ready on ")[2]  # nor in the line to try
     assert "broken is not served" in server.err
     assert server.get("/v2/health/ready")[0] == 200
     assert server.get("/v2/models/torn/ready") == (503, {"name": "torn", "ready": False})

@@ -209,6 +209,11 @@ def test_a_model_that_no_engine_takes_says_why(world):
     assert world.ask()[0].complete  # mended, as by installing what was missing
 
 
+def test_without_an_engine_it_is_not_the_time_that_is_missing(world):
+    world.versions = {}
+    assert world.ask() == (None, "no engine for it is installed (onnxruntime, openvino)")
+
+
 def test_memory_of_the_models_own_device_is_what_may_be_filled(world):
     gpus = (
         GpuFacts(0, "A", 80 * GIB),
