@@ -4,6 +4,7 @@ Knows neither why a model comes or goes nor what requests are bound by: `manager
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -15,6 +16,8 @@ from hybrid.serving.counters import Counters, Ledger
 from hybrid.serving.model import ServedModel
 from hybrid.serving.replan import Standing
 from hybrid.serving.repository import Repository
+
+log = logging.getLogger("hybrid.serving")
 
 STOP_PROCESSES_S: Final = 3.0
 _POLL_S: Final = 0.01
@@ -90,15 +93,24 @@ class Lives:
         self._inherit_counts(name)
 
     async def retire(self, old: Sequence[ServedModel], within_s: float) -> None:
-        """Let models that get no new requests answer those that they have, for at most `within_s`, then end them."""
+        """Let models that get no new requests answer those that they have, for at most `within_s`, then end them.
+
+        Whoever is cancelled here is not: what these models gave way to is in force. They stay for the server to end.
+        """
+        if not old:
+            return
         for model in old:
             self.parts[model] = "last"
             model.drain()
         ends_at = self._tools.clock() + within_s
-        # Polled, because an event would have to be set on the hot path.
-        while any(model.open_n for model in old) and self._tools.clock() < ends_at:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-        await self.end(old, STOP_PROCESSES_S)
+        try:
+            # Polled, because an event would have to be set on the hot path.
+            while any(model.open_n for model in old) and self._tools.clock() < ends_at:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+            await self.end(old, STOP_PROCESSES_S)
+        except asyncio.CancelledError:  # raised further it would say that the operation was given up
+            names = ", ".join(dict.fromkeys(model.name for model in old))
+            log.info("%s: the change is in force; the server stops, so nobody waits for the old processes", names)
 
     async def end(self, models: Sequence[ServedModel], timeout_s: float) -> None:
         """End the processes of models, within `timeout_s` by their own doing."""

@@ -57,7 +57,7 @@ class Switch:
     async def carry_out(self, why: str) -> tuple[Replanned, ...]:
         """Change everything in one step of the loop, and return what came of it when what was replaced is gone.
 
-        Once that step is done the plans are in force: whoever is cancelled after it returns what came of it at once.
+        Once that step is done the plans are in force, also if the server stops before that.
         """
         heirs = self._heirs
         for step in self._steps:
@@ -71,10 +71,7 @@ class Switch:
             heir.take_over(old)
         self._say(why)
         # Until the last of their requests is answered or late by its own deadline: none is cut short by a new plan.
-        try:
-            await self._lives.retire(list(heirs), self._tools.max_timeout_s)
-        except asyncio.CancelledError:  # raised further it would say that the re-plan was given up
-            log.info("%s: in force; the server stops, so nobody waits for what it replaced", why)
+        await self._lives.retire(list(heirs), self._tools.max_timeout_s)
         return tuple(Replanned(heirs.get(s.model, s.model).plan, s.changed, s.needs_workers) for s in self._steps)
 
     def _anew(self, meant: Sequence[ServedModel], served: Sequence[ServedModel], standing: Standing) -> list[Plan]:

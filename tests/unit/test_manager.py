@@ -167,6 +167,22 @@ async def test_closing_gives_up_a_load_and_keeps_what_is_served(world):
         await world.manager.load("m")
 
 
+@pytest.mark.parametrize("verb", ["load", "unload"])
+async def test_what_is_in_force_is_no_failure_when_the_server_stops_before_the_old_one_is_done(world, caplog, verb):
+    caplog.set_level("INFO")
+    await begin(world, "m")
+    old = world.model("m")
+    old.open_n = 1
+    task = asyncio.create_task(getattr(world.manager, verb)("m"))
+    await until(lambda: f"drain {old.label}" in world.log)
+    await world.manager.close()
+    await task
+    assert "m: the change is in force; the server stops, so nobody waits for the old processes" in caplog.messages
+    assert world.served() == (["m/1#2"] if verb == "load" else [])
+    assert world.manager.asleep == (set() if verb == "load" else {"m"})
+    assert old in dict(world.manager.alive())  # it still owes an answer, and has until the end of the drain
+
+
 async def test_a_request_that_does_not_end_holds_the_old_one_only_so_long(tmp_path):
     world = World(tmp_path, max_timeout_s=0.02)
     world.write("m")

@@ -221,7 +221,5 @@ async def test_a_plan_in_force_is_no_failure_when_the_server_stops_before_the_ol
     (done,) = await task
     assert (done.changed, done.restarted, world.model("m").plan.instances) == (("instances",), True, 2)
     assert world.manager.replans == {"workers": 1}
-    assert caplog.messages[-1] == (
-        "re-planned at run time: instances = 2: in force; the server stops, so nobody waits for what it replaced"
-    )
+    assert caplog.messages[-1] == "m: the change is in force; the server stops, so nobody waits for the old processes"
     assert old in dict(world.manager.alive())  # it still owes an answer, and has until the end of the drain
