@@ -30,14 +30,15 @@ class CgroupLimits(Struct, frozen=True):
     memory_source: str = ""
 
 
-class _Level(Struct, frozen=True):
-    """One directory on the way from the process's group to the root of a hierarchy."""
+class Level(Struct, frozen=True):
+    """One directory on the way from the process's group to the root of a hierarchy; `version` is 1 or 2."""
 
     version: int
     folder: Path
     group: str
 
     def source(self, name: str) -> str:
+        """Return how a limit that stands in the file `name` is cited."""
         return f"cgroup v{self.version} {name} of {self.group}"
 
 
@@ -50,6 +51,22 @@ def read_limits(root: Path) -> CgroupLimits:
     quota = min(_quotas(root), default=(None, ""), key=lambda found: found[0])
     memory = min(_memory_limits(root), default=(None, ""), key=lambda found: found[0])
     return CgroupLimits(quota[0], quota[1], _cpuset(root), memory[0], memory[1])
+
+
+def levels(root: Path, controller: str) -> Iterator[Level]:
+    """Return every directory of ours that may have files of `controller`: in each hierarchy from our own group upwards.
+
+    A hybrid machine has the controller in v1 and an empty v2 tree beside it, or the reverse: looking into both and
+    finding nothing in one is simpler, and safer, than deciding which of them is in charge.
+    """
+    groups = _own_groups(root)
+    for version, mount_root, point in _mounts(root, controller):
+        group = groups.get("" if version == 2 else controller, "/")
+        inside = _inside(group, mount_root)
+        folder = root / point.lstrip("/")
+        parts = [part for part in inside.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            yield Level(version, folder.joinpath(*parts[:depth]), "/" + "/".join(parts[:depth]))
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...] | None:
@@ -79,7 +96,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _quotas(root: Path) -> Iterator[tuple[float, str]]:
-    for level in _levels(root, "cpu"):
+    for level in levels(root, "cpu"):
         if level.version == 2:
             name = "cpu.max"
             quota, _, period = (read_text(level.folder / name) or "").partition(" ")
@@ -94,7 +111,7 @@ def _quotas(root: Path) -> Iterator[tuple[float, str]]:
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, str]]:
     # memory.high is left out on purpose: above it the kernel slows a group down, it does not refuse memory.
-    for level in _levels(root, "memory"):
+    for level in levels(root, "memory"):
         name = "memory.max" if level.version == 2 else "memory.limit_in_bytes"
         limit_bytes = parse_number(read_text(level.folder / name) or "")
         if limit_bytes and limit_bytes < _NO_LIMIT_BYTES:
@@ -104,7 +121,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, str]]:
 def _cpuset(root: Path) -> tuple[int, ...] | None:
     """The CPUs of the nearest level that lists any; the kernel keeps a child's list inside its parent's."""
     found: dict[int, tuple[int, ...]] = {}
-    for level in _levels(root, "cpuset"):
+    for level in levels(root, "cpuset"):
         names = ("cpuset.cpus.effective",) if level.version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
         for name in names:
             cpus = parse_cpu_list(read_text(level.folder / name) or "")
@@ -112,22 +129,6 @@ def _cpuset(root: Path) -> tuple[int, ...] | None:
                 found.setdefault(level.version, cpus)
     both = set.intersection(*(set(cpus) for cpus in found.values())) if found else set()
     return tuple(sorted(both)) or None
-
-
-def _levels(root: Path, controller: str) -> Iterator[_Level]:
-    """Every directory that may limit `controller`, the process's own group first.
-
-    A hybrid machine has the controller in v1 and an empty v2 tree beside it, or the reverse: looking into both and
-    finding nothing in one is simpler, and safer, than deciding which of them is in charge.
-    """
-    groups = _own_groups(root)
-    for version, mount_root, point in _mounts(root, controller):
-        group = groups.get("" if version == 2 else controller, "/")
-        inside = _inside(group, mount_root)
-        folder = root / point.lstrip("/")
-        parts = [part for part in inside.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            yield _Level(version, folder.joinpath(*parts[:depth]), "/" + "/".join(parts[:depth]))
 
 
 def _inside(group: str, mount_root: str) -> str:
