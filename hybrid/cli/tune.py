@@ -272,8 +272,8 @@ def _use(outcome: Outcome, wanted: _Wanted) -> Iterator[str]:
         yield f"hybrid serve {model} --profile {wanted.save}"
     line = f"hybrid serve {model} --workers {setting.instances} --threads {setting.threads}"
     line += f" --max-batch {setting.max_batch} --max-wait-ms {setting.max_wait_ms:g}"
-    if wanted.url is not None or resolve(wanted.model).batching.early_trigger is not None:
-        line += f" --early-trigger {setting.max_batch}"  # as in the trials, whatever the model's settings have
+    # As in the trials. A model or a profile may fix another, which may be more than a full batch and then refused.
+    line += f" --early-trigger {setting.max_batch}"
     yield line if setting.engine == "simulated" else f"{line} --engine {setting.engine}"
 
 
