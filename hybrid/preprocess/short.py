@@ -30,6 +30,11 @@ _MAX_ROWS: Final = 4
 _LEAST_LIMIT_S: Final = 0.05
 
 
+def inline_limit_bytes(settings: PreprocessSettings) -> int:
+    """Return up to how many bytes the texts of a request are made in the loop; 0 where none are, however short."""
+    return settings.inline_bytes if settings.text is not None and settings.item_timeout_s >= _LEAST_LIMIT_S else 0
+
+
 class ShortTexts:
     """The texts of one model that are made in the loop, within bounds; counts what was done.
 
@@ -40,8 +45,7 @@ class ShortTexts:
     """
 
     def __init__(self, settings: PreprocessSettings, clock: Callable[[], float], cache: RowCache | None) -> None:
-        usable = settings.text is not None and settings.item_timeout_s >= _LEAST_LIMIT_S
-        self._limit_bytes = settings.inline_bytes if usable else 0
+        self._limit_bytes = inline_limit_bytes(settings)
         self._input = settings.text.input if settings.text is not None else ""
         self._clock = clock
         self._cache = cache

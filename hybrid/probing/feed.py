@@ -16,6 +16,7 @@ from hybrid.errors import HybridError
 from hybrid.messages import Signature
 from hybrid.preprocess.base import Preprocessor, Row
 from hybrid.preprocess.build import build
+from hybrid.preprocess.short import inline_limit_bytes
 
 #: Length of variable dimensions that nothing else tells: a sentence or two.
 USUAL_LENGTH: Final = 32
@@ -26,14 +27,16 @@ _INTEGER_LIMITS: Final = (100, 2, 1)
 class Feed:
     """Makes inputs for one model. `length` is that of variable dimensions, 0 where there are none.
 
-    `step` makes rows of `items`, in the server itself if `in_loop`; None where the model or its examples have none.
+    `step` makes rows of `items`; None where the model or its examples have none. `in_loop`: the server itself would
+    make the first of them, on its own.
     """
 
     def __init__(self, model: ModelSettings, signature: Signature, length: int) -> None:
         self._signature = signature
         self._limit = _INTEGER_LIMITS[0]
         self.step, self.items, self._examples = _examples(model, signature)
-        self.in_loop = _in_loop(model, self.items)
+        limit_bytes = inline_limit_bytes(model.preprocess)
+        self.in_loop = self.step is not None and limit_bytes > 0 and len(self.items[0]) <= limit_bytes
         self.variable = any(-1 in spec.shape[1:] for spec in signature.inputs)
         text = model.preprocess.text is not None
         if self.step is not None and text:
@@ -89,8 +92,3 @@ def _text(step: Preprocessor, text: str) -> bytes:
     if not text.strip() or size >= USUAL_LENGTH:
         return text.encode()
     return " ".join([text] * -(-USUAL_LENGTH // size)).encode()
-
-
-def _in_loop(model: ModelSettings, items: Sequence[bytes]) -> bool:
-    """Whether the step is done by the server itself, as it is for short texts (`preprocess.short`)."""
-    return model.preprocess.text is not None and max(map(len, items), default=0) <= model.preprocess.inline_bytes

@@ -275,7 +275,7 @@ def test_facts_about_a_real_model(tmp_path, engine):
     assert max(point.rows for point in profile.memory.points) >= 32
     assert steps[0] == f"{engine}: loading"
     assert facts.sample
-    assert 50e-6 < profile.beside.loop_s < profile.beside.cpu_s < 5e-3
+    assert 0.0 < profile.beside.loop_s < profile.beside.cpu_s
 
 
 def climbed(error, budget_s=20.0):

@@ -24,43 +24,101 @@ PICTURE = Signature(
 PLAIN = Signature((TensorSpec("x", "FP32", (-1, 8)),), (TensorSpec("y", "FP32", (-1, 8)),))
 
 
-def found(model, signature, width=8):
-    feed = Feed(model, signature, 32)
-    return feed, beside.beside_of(feed, signature, {signature.outputs[0].name: np.zeros((1, width), np.float32)})
+#: Seconds that each kind of work takes, each in a digit of its own.
+ROW_S, TOGETHER_S, COPY_S, READ_S, WRITE_S = 1.0, 0.1, 0.01, 0.001, 0.0001
+SHARED_S = 2 * COPY_S + READ_S + WRITE_S
 
 
-def test_short_texts_are_made_by_the_server_itself():
-    feed, text = found(resolve("minilm"), TEXT, 384)
-    assert feed.in_loop
-    plain = found(replace(resolve("minilm"), example_rows=()), PLAIN)[1]
-    assert text.loop_s - plain.loop_s == pytest.approx((text.cpu_s - plain.cpu_s) / 2, abs=1e-9)
-    assert text.loop_s > plain.loop_s + 10e-6
+def answers(signature, width):
+    return {signature.outputs[0].name: np.zeros((1, width), np.float32)}
 
 
-def test_long_texts_are_made_elsewhere():
+@pytest.fixture
+def known(monkeypatch):
+    """Return a function that measures a model of which each kind of work takes the seconds above."""
+    done = []
+
+    def spy(place, name, seconds):
+        real = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given: done.append(seconds) or real(*given))
+
+    def seconds_of(work):
+        done.clear()
+        work()
+        return sum(done) or COPY_S  # all others are spied on
+
+    def measure(model, signature, width=8):
+        feed = Feed(model, signature, 32)
+        spy(feed, "rows", TOGETHER_S)
+        if feed.step is not None:
+            spy(feed.step, "row", ROW_S)
+        spy(beside, "decode_infer", READ_S)
+        spy(beside, "encode_infer", WRITE_S)
+        monkeypatch.setattr(beside, "_seconds", seconds_of)
+        cost = beside.beside_of(feed, signature, answers(signature, width))
+        return cost.loop_s - beside._BUSY_REQUEST_S, (cost.cpu_s - beside._REQUEST_S) / beside._COLD
+
+    return measure
+
+
+def test_the_row_of_a_short_text_is_made_in_the_loop(known):
+    all_s = ROW_S + TOGETHER_S + SHARED_S
+    assert known(resolve("minilm"), TEXT, 384) == pytest.approx((all_s, all_s))
+
+
+def test_the_row_of_a_long_text_is_made_elsewhere(known):
     model = resolve("minilm")
-    feed, text = found(replace(model, example_rows=("word " * model.preprocess.inline_bytes,)), TEXT, 384)
-    assert not feed.in_loop
-    assert text.cpu_s > 4 * text.loop_s
+    long = replace(model, example_rows=("word " * model.preprocess.inline_bytes,))
+    loop_s = TOGETHER_S + SHARED_S
+    assert known(long, TEXT, 384) == pytest.approx((loop_s, ROW_S + loop_s))
 
 
-def test_pictures_are_made_elsewhere_and_large_ones_take_longer():
-    model = resolve("nsfw")
-    chance = random.Random(1)
-    small, large = (
-        found(replace(model, example_rows=(base64.b64encode(png(side, side, chance)).decode(),)), PICTURE, 2)[1]
-        for side in (64, 640)
-    )
-    assert large.cpu_s - small.cpu_s > 5 * abs(large.loop_s - small.loop_s)
-    assert large.cpu_s > 2 * small.cpu_s
+def test_the_row_of_a_picture_is_made_elsewhere(known):
+    picture = base64.b64encode(png(64, 64, random.Random(1))).decode()
+    loop_s = TOGETHER_S + SHARED_S
+    model = replace(resolve("nsfw"), example_rows=(picture,))
+    assert known(model, PICTURE, 2) == pytest.approx((loop_s, ROW_S + loop_s))
 
 
-def test_an_answer_that_cannot_be_written_costs_nothing_but_the_rest():
-    model = replace(resolve("minilm"), example_rows=())
-    signature = replace(PLAIN, outputs=(TensorSpec("y", "FP32", (-1, 8)),))
-    feed = Feed(model, signature, 32)
-    nan = {"y": np.full((1, 8), np.nan, np.float32)}
-    assert 0.0 < beside.beside_of(feed, signature, nan).cpu_s < 0.01
+def test_without_a_step_no_row_is_made(known):
+    assert known(replace(resolve("minilm"), example_rows=()), PLAIN) == pytest.approx((SHARED_S, SHARED_S))
+
+
+@pytest.mark.slow
+def test_real_work_takes_time():
+    feed = Feed(resolve("minilm"), TEXT, 32)
+    cost = beside.beside_of(feed, TEXT, answers(TEXT, 384))
+    assert 0.0 < cost.loop_s < cost.cpu_s
+
+
+@pytest.mark.parametrize(
+    ("changed", "in_loop"),
+    [
+        ({}, True),
+        ({"inline_bytes": 0}, False),
+        ({"inline_bytes": 8}, False),
+        ({"item_timeout_s": 0.01}, False),  # might be reached, and the loop cannot be ended
+    ],
+)
+def test_which_texts_are_made_in_the_loop(changed, in_loop):
+    model = resolve("minilm")
+    assert Feed(replace(model, preprocess=replace(model.preprocess, **changed)), TEXT, 32).in_loop is in_loop
+
+
+def test_the_text_that_is_timed_decides_and_none_is_in_no_loop():
+    model = resolve("minilm")
+    long = "word " * model.preprocess.inline_bytes
+    assert Feed(replace(model, example_rows=("short", long)), TEXT, 32).in_loop
+    assert not Feed(replace(model, example_rows=(long, "short")), TEXT, 32).in_loop
+    assert not Feed(replace(model, example_rows=()), TEXT, 32).in_loop
+
+
+def test_an_answer_that_cannot_be_written_costs_nothing():
+    feed = Feed(resolve("minilm"), TEXT, 32)
+    assert feed.in_loop  # so it is asked for as JSON
+    signature = replace(TEXT, outputs=(TensorSpec("embedding", "BF16", (-1, 384)),))
+    outputs = {"embedding": np.zeros((1, 384), np.uint16)}
+    assert beside._codec_s(feed, signature, outputs) == 0.0
 
 
 def test_the_median_of_some_runs_counts(monkeypatch):
