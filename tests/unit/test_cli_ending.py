@@ -22,11 +22,13 @@ class _Stack(ctypes.Structure):
 
 @pytest.fixture(autouse=True)
 def own_stack():
-    """Handlers run on the stack of the thread: OpenVINO may have left this process one for them that is gone."""
-    libc, before = ctypes.CDLL(None, use_errno=True), _Stack()
-    assert libc.sigaltstack(ctypes.byref(_Stack(flags=SS_DISABLE)), ctypes.byref(before)) == 0
-    yield
-    libc.sigaltstack(ctypes.byref(before), None)
+    """Let handlers run on the stack of the thread: OpenVINO may have left this process one for them that is gone.
+
+    It is not put back: any later handler would write to memory that is gone. What that may cost the tests that follow
+    is `faulthandler`'s traceback of an overflown stack, whose alternative stack is this one where nobody replaced it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.sigaltstack(ctypes.byref(_Stack(flags=SS_DISABLE)), None) == 0
 
 
 @pytest.fixture(autouse=True)
