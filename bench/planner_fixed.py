@@ -44,7 +44,7 @@ _BLOCKS_OF_OTHERS: Final = 2  # of ways that only show what there was to choose 
 _TURN_S: Final = 0.1
 _MOST_TIMES: Final = 25
 _LEAD_S: Final = 0.0015
-_MOST_LEAD_S: Final = 0.02
+_MOST_LEAD_S: Final = 2.0
 _TRIES: Final = 100
 _PATIENCE_S: Final = 60.0
 _PROBE_BUDGET_S: Final = 40.0
@@ -233,10 +233,11 @@ class _Runner:
             begin = time.monotonic() + self._lead_s
             answers = self._crew.ask(Time(self._rows, begin, begin + 5e-4), Timed, _PATIENCE_S)
             if all(answer.batches for answer in answers):
+                # Long leads are not kept: the longer a CPU sleeps, the more often it wakes up late.
+                self._lead_s = max(_LEAD_S, self._lead_s / 2)
                 return _seconds(answers)
-            # The inputs, which are put together before the beginning, were not ready; or a CPU that had slept woke up
-            # late, which it does the more often the longer it sleeps, so long leads are not kept.
-            self._lead_s = 1.5 * self._lead_s if self._lead_s < _MOST_LEAD_S else _LEAD_S
+            # The inputs, which are put together before the beginning, were not ready, or a CPU woke up late.
+            self._lead_s = min(_MOST_LEAD_S, 1.5 * self._lead_s)
         raise RuntimeError(f"{self._rows} rows: never ready in time")
 
 
