@@ -76,14 +76,16 @@ def _request(feed: Feed, signature: Signature) -> tuple[list[Tensor], bool]:
         return [Tensor(spec.name, spec.datatype, rows[spec.name]) for spec in signature.inputs], True
     item = np.empty((1, 1), object)
     item[0, 0] = feed.items[0]
-    return [Tensor(feed.step.input.name, "BYTES", item)], not feed.in_loop
+    return [Tensor(feed.step.input.name, "BYTES", item)], feed.has_images
 
 
 def _seconds(work: Callable[[], object]) -> float:
     """Median time of some runs."""
     taken_s: list[float] = []
-    while len(taken_s) < _FEWEST or sum(taken_s) < _WINDOW_S:
+    total_s = 0.0
+    while len(taken_s) < _FEWEST or total_s < _WINDOW_S:
         began = time.perf_counter()
         work()
         taken_s.append(time.perf_counter() - began)
+        total_s += taken_s[-1]
     return median(taken_s)

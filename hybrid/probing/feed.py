@@ -28,13 +28,14 @@ class Feed:
     """Makes inputs for one model. `length` is that of variable dimensions, 0 where there are none.
 
     `step` makes rows of `items`; None where the model or its examples have none. `in_loop`: the server itself would
-    make the first of them, on its own.
+    make the first of them, on its own. `has_images`: the items are encoded images, not texts.
     """
 
     def __init__(self, model: ModelSettings, signature: Signature, length: int) -> None:
         self._signature = signature
         self._limit = _INTEGER_LIMITS[0]
         self.step, self.items, self._examples = _examples(model, signature)
+        self.has_images = model.preprocess.image is not None
         limit_bytes = inline_limit_bytes(model.preprocess)
         self.in_loop = self.step is not None and limit_bytes > 0 and len(self.items[0]) <= limit_bytes
         self.variable = any(-1 in spec.shape[1:] for spec in signature.inputs)

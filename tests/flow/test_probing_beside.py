@@ -127,3 +127,11 @@ def test_the_median_of_some_runs_counts(monkeypatch):
     runs = count()
     assert beside._seconds(lambda: next(runs)) == pytest.approx(0.004)
     assert next(runs) == 3
+
+
+def test_only_pictures_come_in_binary_form():
+    model = resolve("minilm")
+    pooled = replace(model, preprocess=replace(model.preprocess, inline_bytes=0))
+    for text in (model, pooled):
+        assert not beside._request(Feed(text, TEXT, 32), TEXT)[1]
+    assert beside._request(Feed(resolve("nsfw"), PICTURE, 32), PICTURE)[1]
