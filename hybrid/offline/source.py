@@ -3,6 +3,7 @@
 Reads files; knows no model. A row that makes no sense becomes a `Fault` in its place, so that the rest goes on.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -57,9 +58,9 @@ def open_source(name: str, kind: Kind | None) -> Source:
             raise ConfigError(f"standard input cannot be read as {kind}; expected jsonl or text")
         return LineSource(os.dup(0), kind or "jsonl", Path())
     path = Path(name)
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file; expected JSONL, text lines, .npy, or a folder of images")
     try:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file; expected JSONL, text lines, .npy, or a folder of images")
         if path.is_dir():
             if kind not in (None, "images"):
                 raise ConfigError(f"{path}: is a folder, which cannot be read as {kind}")
@@ -67,7 +68,7 @@ def open_source(name: str, kind: Kind | None) -> Source:
         kind = kind or _kind_of(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     if kind != "npy":
         return LineSource(descriptor, kind, path.parent)
     try:
@@ -135,10 +136,10 @@ class FolderSource:
         digest = hashlib.blake2b(digest_size=16)
         size = newest = 0
         for name in self._names:
-            status = (self._folder / name).stat()
-            size += status.st_size
-            newest = max(newest, status.st_mtime_ns)
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            length, changed_ns = _facts_of(self._folder / name)
+            size += length
+            newest = max(newest, changed_ns)
+            digest.update(f"{name}\0{length}\0{changed_ns}\n".encode("utf-8", "surrogateescape"))
         return InputFacts("images", size, newest, digest.hexdigest())
 
     def read(self, start: int) -> Iterator[tuple[InputRow, int]]:
@@ -146,8 +147,11 @@ class FolderSource:
         for index in range(start, len(self._names)):
             name = self._names[index]
             shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            path = self._folder / name
             try:
-                data = (self._folder / name).read_bytes()
+                if stat.S_ISFIFO(path.stat().st_mode):  # reading it would wait for somebody who writes
+                    raise OSError(errno.EINVAL, "it is a pipe")
+                data = path.read_bytes()
             except OSError as error:
                 yield InputRow(index, Fault(f"cannot be read: {error.strerror}"), shown), 0
             else:
@@ -175,8 +179,22 @@ def _kind_of(path: Path) -> Kind:
 
 
 def _images(folder: Path) -> Iterator[str]:
-    for at, folders, files in os.walk(folder):
+    for at, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
                 yield os.path.relpath(os.path.join(at, name), folder)
+
+
+def _refuse(error: OSError) -> None:
+    """Without this a folder that cannot be read is left out without a word, and the job ends as complete."""
+    raise error
+
+
+def _facts_of(path: Path) -> tuple[int, int]:
+    """Size and time of a file; zeros for one that is gone or a link to nowhere, which is a fault of its row alone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns

@@ -80,12 +80,14 @@ class Models(Struct, frozen=True):
             return own_s
         workers, cpus = setting.instances, cpus + self.question.spare_cpus
         rows = np.arange(1.0, setting.max_batch + 1)
-        beside_s = workers * rows * self.beside.cpu_s / cpus  # a device of its own leaves all CPUs to it
+        # Neither can all CPUs together do it faster, nor the loop; a device of its own leaves all CPUs to it.
+        least_s = workers * rows * max(self.beside.cpu_s / cpus, self.beside.loop_s)
         if setting.device == "cpu":
             lost = _lost(setting.threads)
             idle_cpus = max(0, cpus - workers * setting.threads)
-            beside_s = (own_s + lost * rows * self.beside.cpu_s) / (1.0 + lost * idle_cpus / workers)
-        return np.maximum(own_s, np.maximum(beside_s, workers * rows * self.beside.loop_s))
+            delayed_s = (own_s + lost * rows * self.beside.cpu_s) / (1.0 + lost * idle_cpus / workers)
+            least_s = np.maximum(least_s, delayed_s)
+        return np.maximum(own_s, least_s)
 
     def sizes(self, engine: EngineProfile, instances: int, threads: int) -> list[Setting]:
         """The same workers with each batch that may be and did not fail, rising.
@@ -137,8 +139,9 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
         for instances, threads in pairs(question, engine)
         if instances == 1 or question.instances == instances
     )
-    slo_s = question.slo_s or max(SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE * single_s)
-    return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted), _beside(question.engines))
+    beside = _beside(question.engines)
+    slo_s = question.slo_s or max(SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE * (single_s + beside.cpu_s))
+    return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted), beside)
 
 
 def _beside(engines: Sequence[EngineProfile]) -> Beside:

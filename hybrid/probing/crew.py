@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from hybrid.config import ModelSettings
 from hybrid.engines.base import EngineSettings
@@ -42,27 +41,20 @@ class ProbeFailed(Exception):
 class Crew:
     """One process per element of `cores`, each pinned to its CPUs, or free where there are none.
 
-    Example rows that are too large for the first message, which is one packet, are left out.
+    What to load comes as a file, since examples of pictures are larger than a packet of the socket may be.
 
     Raises:
         OSError: no process or descriptor to be had.
-        ProbeFailed: the settings of the model are too large for the first message.
     """
 
     def __init__(
         self, model: ModelSettings, engine: EngineSettings, cores: Sequence[tuple[int, ...]], length: int
     ) -> None:
-        starts = [messages.StartProbe(model, engine, own, length) for own in cores]
-        if not all(map(_fits, starts)):
-            bare = replace(model, example_rows=())
-            starts = [replace(start, model=bare) for start in starts]
-        if not all(map(_fits, starts)):
-            raise ProbeFailed("the settings of the model are too large for one message")
         self._members: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         try:
-            for start in starts:
-                self._spawn(start)
+            for own in cores:
+                self._spawn(messages.StartProbe(model, engine, own, length))
         except OSError:
             self.close()
             raise
@@ -113,14 +105,17 @@ class Crew:
         log_other.close()
         command = [sys.executable, "-m", "hybrid.probing.process", str(theirs.fileno()), str(log_end.fileno())]
         try:
-            process = subprocess.Popen(
-                [*command, "probe", str(os.getpid()), "error"],
-                pass_fds=(theirs.fileno(), log_end.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                env=os.environ | dict.fromkeys(_THREADS, str(start.engine.threads)),
-            )
+            with tempfile.TemporaryFile() as first:
+                first.write(messages.encode(start))
+                first.seek(0)
+                process = subprocess.Popen(
+                    [*command, "probe", str(os.getpid()), "error"],
+                    pass_fds=(theirs.fileno(), log_end.fileno()),
+                    stdin=first,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    env=os.environ | dict.fromkeys(_THREADS, str(start.engine.threads)),
+                )
         except OSError:
             ours.close()
             raise
@@ -128,7 +123,6 @@ class Crew:
             theirs.close()
             log_end.close()
         self._members.append((process, ours))
-        _send(ours, start)
 
     def _collect(self, expected: type[A], timeout_s: float) -> list[A]:
         ends_at = time.monotonic() + timeout_s
@@ -159,10 +153,6 @@ class Crew:
         text = f"the process ended: {describe_exit(code)}" + (f" ({said[0][:200]})" if said else "")
         # Whoever runs out of memory is killed, or aborts where an allocator's exception has nobody to catch it.
         return ProbeFailed(text, memory=describe_exit(code) in ("killed by SIGKILL", "killed by SIGABRT"))
-
-
-def _fits(start: messages.StartProbe) -> bool:
-    return len(messages.encode(start)) <= wire.MAX_PACKET
 
 
 def _send(sock: socket.socket, command: messages.Command) -> None:

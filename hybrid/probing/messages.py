@@ -15,8 +15,8 @@ from hybrid.planner.measures import Beside
 # To a probe process
 
 
-class StartProbe(Struct, frozen=True, tag="start"):
-    """First message: what to load. `length` stands for variable dimensions where no example rows tell better."""
+class StartProbe(Struct, frozen=True):
+    """What to load, on standard input. `length` is that of variable dimensions where no example rows tell better."""
 
     model: ModelSettings
     engine: EngineSettings
@@ -105,9 +105,10 @@ class Failed(Struct, frozen=True, tag="failed"):
     memory: bool = False
 
 
-Command = StartProbe | Check | Warm | Time | Peak | Leave
+Command = Check | Warm | Time | Peak | Leave
 Answer = Loaded | Checked | Warmed | Timed | Peaked | Failed
 
 encode = msgspec.msgpack.Encoder().encode
+decode_start = msgspec.msgpack.Decoder(StartProbe).decode
 decode_command: Any = msgspec.msgpack.Decoder(Command).decode
 decode_answer: Any = msgspec.msgpack.Decoder(Answer).decode

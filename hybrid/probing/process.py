@@ -3,6 +3,7 @@
 Runs in the child (`python -m hybrid.probing.process`). It answers with times and bytes; what they mean is for others.
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -148,7 +149,7 @@ def main() -> None:
     """Answer commands until told to leave, or until nobody listens any more."""
     sock = child.enter()
     try:
-        start = messages.decode_command(wire.receive(sock))
+        start = messages.decode_start(sys.stdin.buffer.read())
         child.pin(start.cores)
         try:
             probe = ProbeProcess(start)

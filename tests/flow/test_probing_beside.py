@@ -129,9 +129,10 @@ def test_the_median_of_some_runs_counts(monkeypatch):
     assert next(runs) == 3
 
 
-def test_only_pictures_come_in_binary_form():
+def test_texts_have_small_answers_as_text_and_all_else_is_binary():
     model = resolve("minilm")
     pooled = replace(model, preprocess=replace(model.preprocess, inline_bytes=0))
     for text in (model, pooled):
-        assert not beside._request(Feed(text, TEXT, 32), TEXT)[1]
-    assert beside._request(Feed(resolve("nsfw"), PICTURE, 32), PICTURE)[1]
+        assert not beside._request(Feed(text, TEXT, 32), TEXT, 1536)[1]
+    assert beside._request(Feed(resolve("nsfw"), PICTURE, 32), PICTURE, 8)[1]
+    assert beside._request(Feed(model, TEXT, 32), TEXT, 4_000_000)[1]  # nor would anybody have this as text

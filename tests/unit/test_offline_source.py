@@ -229,3 +229,31 @@ def test_the_header_has_room_for_any_number_of_rows(tmp_path):
     for dtype, shape in ((np.dtype(np.float32), (384,)), (np.dtype(np.int8), ()), (np.dtype(np.float16), (2, 3, 4))):
         lengths = {len(header(dtype, shape, n)) for n in (0, 1, 10**6, 10**15)}
         assert len(lengths) == 1
+
+
+def test_an_image_that_is_gone_or_a_pipe_is_a_fault_of_its_own_row(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "b.png").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "c.png")
+    found = [one.content for one in rows(tmp_path)]
+    assert found == [
+        Picture(b"\x89PNG"),
+        Fault("cannot be read: No such file or directory"),
+        Fault("cannot be read: it is a pipe"),
+    ]
+    assert open_source(str(tmp_path), None).facts() is not None
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "inner").mkdir()
+    scandir = os.scandir
+
+    def refused(path):
+        if os.path.basename(path) == "inner":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(ConfigError, match="inner: cannot be read: Permission denied"):
+        open_source(str(tmp_path), None)

@@ -24,7 +24,7 @@ def law(instances: int, threads: int, rows: int) -> float:
     return (0.001 + 0.0002 * rows / threads**0.5) * (1.25 if instances > 1 else 1.0)
 
 
-def question(beside: Beside, slo_s: float = 0.025, **more: object) -> SearchQuestion:
+def question(beside: Beside, slo_s: float | None = 0.025, **more: object) -> SearchQuestion:
     timings = tuple(Timing(Probe("onnxruntime", *place), law(*place)) for place in PLACES)
     engine = EngineProfile("onnxruntime", "1", timings=timings, beside=beside, **more)  # type: ignore[arg-type]
     return SearchQuestion((engine,), 2, 64 * GIB, slo_s=slo_s)
@@ -149,3 +149,17 @@ def test_a_reader_is_told() -> None:
         in reason(Beside(0.00018, 0.00018))
     )
     assert "answering a row" not in reason(Beside())
+
+
+def test_without_an_objective_what_is_done_beside_counts_into_the_bound() -> None:
+    asked = question(Beside(0.05, 0.001), slo_s=None)  # pictures of megapixels
+    choice = choose(asked, timings_of(asked))
+    assert choice.known.slo_s > 10 * 0.05
+    assert choice.rated.rps > 0.5 * 2 / 0.05  # of what two CPUs do of it
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_more_threads_than_there_are_do_not_make_more_of_the_cpus(cpus: int) -> None:
+    asked = replace(question(Beside(0.05, 0.001)), cpus=cpus, instances=3, threads=8)
+    many = models(asked, timings_of(asked)).server(setting(3, 8))
+    assert many.capacity_rps <= cpus / 0.05 * 1.001
