@@ -10,8 +10,8 @@ is watched from outside: RLIMIT_DATA counts address space, of which engines rese
 ever touch.
 Simulated devices refuse by their own memory model.
 
-The 15 % headroom is of the whole memory. Where weights and overhead take 30 % of it, that alone costs 21 % of the rows,
-and the row that is rounded down up to 5 % more; limits below that are drawn too and shown apart.
+Limits under which weights and overhead take more than 30 % are shown apart: 15 % headroom of the whole memory would
+alone cost 21 % of the rows there, which is why the planner keeps less of it (`hybrid.planner.space`).
 """
 
 import argparse
@@ -36,7 +36,7 @@ from bench.small_models import maps_onnx
 from hybrid.config import ModelSettings, SimulatedSettings
 from hybrid.facts import MachineFacts
 from hybrid.planner.machine import read_machine
-from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
+from hybrid.planner.space import rows_in_memory
 from hybrid.probing.budget import Budget
 from hybrid.probing.crew import ProbeFailed
 from hybrid.probing.facts import FactsProbe
@@ -74,7 +74,7 @@ class Trial(Struct, frozen=True):
 
     @property
     def crowded(self) -> bool:
-        """Whether weights and overhead leave so little that the headroom alone misses the goal."""
+        """Whether weights and overhead take much of the memory."""
         return self.base > _HEADROOM_BASE * self.limit
 
 
@@ -145,7 +145,7 @@ def _simulated(seed: int, rng: random.Random, machine: MachineFacts, began: floa
 def _choose(model: ModelSettings, machine: MachineFacts, engine: str, limit: int) -> tuple[int, int, int]:
     """What a plan would take: (largest batch, base, bytes per row)."""
     machine = replace(machine, memory_limit_bytes=limit)
-    probe = FactsProbe(model, machine, 16, MEMORY_SHARE * limit, _MOST_ROWS, Budget(60.0))
+    probe = FactsProbe(model, machine, 16, limit, _MOST_ROWS, Budget(60.0))
     line = probe.find(engine).profile.memory
     assert line is not None
     return max(1, min(_MOST_ROWS, rows_in_memory(line, limit, 1))), line.base_bytes, line.per_row_bytes

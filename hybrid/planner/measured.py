@@ -13,7 +13,7 @@ from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Set
 from hybrid.planner.queueing import mean_latency_s
 from hybrid.planner.ranking import Rated
 from hybrid.planner.search import INSTANCES_GAIN, Choice
-from hybrid.planner.space import MEMORY_SHARE, rows_in_memory
+from hybrid.planner.space import rows_in_memory, usable_bytes
 from hybrid.planner.types import Alternative
 
 
@@ -231,8 +231,9 @@ def _larger(best: Rated, larger: Rated) -> str:
 
 def _memory(line: MemoryLine, limit: int, memory_bytes: int, instances: int) -> str:
     among = f" for {instances} workers" if instances > 1 else ""
+    share = usable_bytes(memory_bytes / instances, line.base_bytes) / (memory_bytes / instances)
     return (
-        f"memory holds {limit} rows: {MEMORY_SHARE:.0%} of {memory_bytes / (1024 * MIB):.1f} GiB{among}, less "
+        f"memory holds {limit} rows: {share:.0%} of {memory_bytes / (1024 * MIB):.1f} GiB{among}, less "
         f"{line.base_bytes / MIB:.0f} MiB of weights and overhead each, at {line.per_row_bytes / MIB:.1f} MiB per row"
     )
 

@@ -20,9 +20,9 @@ from hybrid.config import ModelSettings
 from hybrid.engines.base import EngineSettings
 from hybrid.probing import messages
 from hybrid.workers import wire
+from hybrid.workers.environment import engine_environment
 from hybrid.workers.process import describe_exit
 
-_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _END_S: Final = 1.0
 
 A = TypeVar("A", bound=messages.Answer)
@@ -114,7 +114,7 @@ class Crew:
                     stdin=first,
                     stdout=subprocess.DEVNULL,
                     stderr=self._errors,
-                    env=os.environ | dict.fromkeys(_THREADS, str(start.engine.threads)),
+                    env=os.environ | engine_environment(start.engine.threads, os.environ),
                 )
         except OSError:
             ours.close()

@@ -18,6 +18,7 @@ from hybrid.facts import MachineFacts
 from hybrid.planner.guess import worker_bytes
 from hybrid.planner.measures import EngineProfile, MemoryLine, MemoryPoint
 from hybrid.planner.prepare import file_bytes
+from hybrid.planner.space import usable_bytes
 from hybrid.probing.budget import Budget
 from hybrid.probing.climbing import is_roomy, line_of, next_rows, without
 from hybrid.probing.crew import Crew, ProbeFailed
@@ -30,7 +31,7 @@ _RUN_LIMIT_S: Final = 60.0
 _START_LIMIT_S: Final = 120.0
 _WORTH_S: Final = 0.7  # a longer run to confirm what is beyond doubt is not worth its time
 _BUDGET_SHARE: Final = 0.15
-_TOGETHER_SHARE: Final = 0.5
+_TOGETHER_SHARE: Final = 0.4
 
 
 class Facts(Struct, frozen=True):
@@ -44,7 +45,7 @@ class Facts(Struct, frozen=True):
 class FactsProbe:
     """Finds out about engines for one model.
 
-    `usable_bytes` is the memory that one instance may fill, `most_rows` the largest batch that is of interest.
+    `memory_bytes` is the memory that one instance has, `most_rows` the largest batch that is of interest.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FactsProbe:
         model: ModelSettings,
         machine: MachineFacts,
         length: int,
-        usable_bytes: float,
+        memory_bytes: float,
         most_rows: int,
         budget: Budget,
         on_step: Callable[[str], None] = lambda _: None,
@@ -60,7 +61,7 @@ class FactsProbe:
         self._model = model
         self._machine = machine
         self._length = length
-        self._usable_bytes = usable_bytes
+        self._memory_bytes = memory_bytes
         self._most_rows = most_rows
         self._budget = budget
         self._on_step = on_step
@@ -98,7 +99,7 @@ class FactsProbe:
     def _crews(self, engine: str) -> Generator[Crew, None, None]:
         """A fresh process per small batch. They load side by side, unless that might take more memory than there is."""
         each = worker_bytes(file_bytes(Path(self._model.file)) if self._model.file else 0)
-        together = len(SMALL) * each < _TOGETHER_SHARE * self._usable_bytes
+        together = len(SMALL) * each < _TOGETHER_SHARE * self._memory_bytes
         started: list[Crew] = []
         try:
             for index in range(len(SMALL)):
@@ -124,8 +125,8 @@ class FactsProbe:
 
     def _climb(self, crew: Crew, engine: str, points: list[MemoryPoint]) -> MemoryLine:
         row_s = 0.0
-        usable, most = self._usable_bytes, self._most_rows
-        while (rows := next_rows(points, usable, most)) is not None:
+        most = self._most_rows
+        while (rows := next_rows(points, usable := self._usable_bytes(points), most)) is not None:
             roomy = is_roomy(line_of(points), usable, most)
             worth_s = min(_WORTH_S, _BUDGET_SHARE * self._budget.left_s)
             roomy = roomy and not crew.closed
@@ -153,7 +154,10 @@ class FactsProbe:
 
     def _ended(self, points: Sequence[MemoryPoint], rows: int, error: ProbeFailed) -> MemoryLine:
         """What is known when `rows` failed. Only a lack of memory says anything about memory."""
-        return without(line_of(points), self._usable_bytes, rows) if error.memory else line_of(points)
+        return without(line_of(points), self._usable_bytes(points), rows) if error.memory else line_of(points)
+
+    def _usable_bytes(self, points: Sequence[MemoryPoint]) -> int:
+        return usable_bytes(self._memory_bytes, line_of(points).base_bytes)
 
     def _peak(self, crew: Crew, rows: int) -> MemoryPoint:
         return MemoryPoint(rows, crew.ask(Peak(rows), Peaked, self._patience_s(_RUN_LIMIT_S))[0].peak_bytes)

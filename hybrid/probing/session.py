@@ -21,7 +21,7 @@ from hybrid.planner.guess import has_own_device, is_simulated
 from hybrid.planner.measures import EngineProfile, Measurer, ModelProfile, Timing
 from hybrid.planner.questions import own_memory
 from hybrid.planner.search import Search
-from hybrid.planner.space import MEMORY_SHARE, SearchQuestion
+from hybrid.planner.space import SearchQuestion
 from hybrid.probing import simulated
 from hybrid.probing.budget import Budget
 from hybrid.probing.cache import Cache, Record
@@ -162,8 +162,8 @@ class Session:
     def _find_facts(self, wanted: Sequence[str], findings: Findings, budget: Budget) -> None:
         """Find out about the engines that are not known yet; those that cannot take the model are left out."""
         most = _MOST_ROWS if self._model.workers.device == "cpu" else _MOST_DEVICE_ROWS
-        usable = MEMORY_SHARE * _free_bytes(self._model, self._machine)
-        probe = FactsProbe(self._model, self._machine, self._length, usable, most, budget, self._progress)
+        memory = _free_bytes(self._model, self._machine)
+        probe = FactsProbe(self._model, self._machine, self._length, memory, most, budget, self._progress)
         for name in wanted:
             if any(engine.engine == name for engine in findings.engines):
                 continue

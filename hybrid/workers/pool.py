@@ -22,6 +22,7 @@ from hybrid.planner.types import Plan
 from hybrid.telemetry.logs import LogHub
 from hybrid.workers import wire
 from hybrid.workers.arena import Slab, read_array
+from hybrid.workers.environment import engine_environment
 from hybrid.workers.judge import fault_of, takes_effect_at, too_large
 from hybrid.workers.member import Member, MemberState, Taken
 from hybrid.workers.pack import Rows, pack_batch
@@ -222,7 +223,6 @@ class WorkerPool:
         self.members[member.id] = member
         member.gently = gently
         cores = plan.cores[seat] if seat < len(plan.cores) else ()
-        threads = str(plan.threads_per_instance)
         start = wire.StartWorker(
             # Examples may be long, and no worker reads them.
             model=replace(self.model, engine=cast(Any, plan.engine), example_rows=()),
@@ -241,7 +241,7 @@ class WorkerPool:
         )
         member.child.on_deaf = lambda: self._on_deaf(member)
         descriptors = [fd for slot in start.slots for fd in (slot.inputs, slot.outputs)]
-        environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        environment = engine_environment(plan.threads_per_instance, os.environ)
         try:
             member.child.spawn(_GENTLY if gently else _AT_ONCE, start, descriptors, environment, self._hub)
         except OSError as error:

@@ -5,13 +5,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybrid.planner.fitted import models
 from hybrid.planner.latency import fit
 from hybrid.planner.measures import EngineProfile, MemoryLine, Probe, Setting, Timing
 from hybrid.planner.queueing import Server, goodput_rps
 from hybrid.planner.search import Choice, Search, choose, fixed_batch
-from hybrid.planner.space import SearchQuestion, batches, pairs, rows_in_memory, space
+from hybrid.planner.space import SearchQuestion, batches, pairs, rows_in_memory, space, usable_bytes
 
 GIB = 1 << 30
 ENGINE = EngineProfile("onnxruntime", "1")
@@ -81,6 +83,19 @@ def test_what_the_model_cannot_do_is_not_there() -> None:
 def test_rows_in_memory(memory: int, instances: int, rows: int) -> None:
     line = MemoryLine(2 * GIB, GIB // 2)
     assert rows_in_memory(line, memory, instances) == rows
+
+
+@given(st.floats(0.0, 1.2), st.integers(1, 512))
+def test_headroom_is_15_percent_and_less_where_weights_fill_the_memory(base_share: float, rows_there: int) -> None:
+    memory = 1 << 40
+    line = MemoryLine(int(base_share * memory), max(1, int((1.0 - base_share) * memory / rows_there)))
+    rows, used = rows_in_memory(line, memory, 1), usable_bytes(memory, line.base_bytes)
+    assert 0.85 * memory <= used + 1 <= 0.92 * memory + 1
+    assert rows == 0 or line.base_bytes + rows * line.per_row_bytes <= used
+    if base_share <= 0.25:
+        assert used == int(0.85 * memory)  # the formula as published
+    if rows_there >= 12 and base_share < 0.6:
+        assert rows >= 0.75 * rows_there - 1
 
 
 def test_memory_bounds_batches_and_instances() -> None:

@@ -39,7 +39,7 @@ class World:
         self.calm = True
         self.looked_at: list[str] = []
         self.timed: list[str] = []
-        self.usable_bytes = 0.0
+        self.memory_bytes = 0
         self.cache = Cache(folder)
         monkeypatch.setattr(sessions, "Budget", lambda total: Budget(total, lambda: self.now))
         monkeypatch.setattr(sessions, "FactsProbe", self._facts)
@@ -65,8 +65,8 @@ class World:
 
         return one.answer(asking), one.failure
 
-    def _facts(self, model, machine, length, usable, most, budget, progress):
-        self.usable_bytes, world = usable, self
+    def _facts(self, model, machine, length, memory, most, budget, progress):
+        self.memory_bytes, world = memory, self
 
         class Probe:
             def find(self, name):
@@ -225,8 +225,8 @@ def test_memory_of_the_models_own_device_is_what_may_be_filled(world):
     for device in ("cuda", "cuda:1", "gpu.0", "cuda:7"):
         model = replace(MODEL, workers=WorkerSettings(device=device))
         world.ask(model=model, machine=replace(MACHINE, gpus=gpus))
-        found[device] = world.usable_bytes / GIB
-    assert found == {"cuda": 68.0, "cuda:1": 20.4, "gpu.0": 3.4, "cuda:7": pytest.approx(0.85 * (1 << 30))}
+        found[device] = world.memory_bytes / GIB
+    assert found == {"cuda": 80, "cuda:1": 24, "gpu.0": 4, "cuda:7": 1 << 30}
 
 
 def test_times_that_were_taken_in_a_crowd_are_taken_again_once_it_has_gone(world):
