@@ -10,8 +10,12 @@ DEV    := $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+# As users install it, the serving path compiled. What was compiled before is in build/ and would be taken along.
+$(STAMP): pyproject.toml setup.py $(shell find hybrid profiles -type f -not -name '*.pyc') | $(BIN)/python
+	@echo 'installing; where there is a C compiler this takes a minute or two'
+	@rm -rf build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[demo]'
+	@rm -rf build
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
@@ -19,7 +23,8 @@ $(DEV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'kserve==0.21.0'  # it pins an old psutil
 	@touch $@ $(STAMP)
 
-serve: $(STAMP)  ## serve the built-in models on 127.0.0.1:8000
+# Whoever develops serves what lies in the checkout.
+serve: $(if $(wildcard $(DEV)),$(DEV),$(STAMP))  ## serve the built-in models on 127.0.0.1:8000
 	$(BIN)/hybrid serve $(ARGS)
 
 # The unit tests are pure: two processes at once do not disturb each other. What counts processes, or measures how long

@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 import venv
@@ -18,8 +17,8 @@ _READY = re.compile(r"ready on https?://\S*:(\d+)")
 
 @contextlib.contextmanager
 def hybrid(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Run `hybrid serve ARGUMENTS` on a free port; yields (base URL, pid)."""
-    command = [sys.executable, "-m", "hybrid", "serve", *arguments, "--port", "0", "--log-level", "warning"]
+    """Run `hybrid serve ARGUMENTS`, compiled as users have it, on a free port; yields (base URL, pid)."""
+    command = [str(_installed()), "-P", "-m", "hybrid", "serve", *arguments, "--port", "0", "--log-level", "warning"]
     # What is compared with it (the raw engine, a peer) knows no measured plan; whoever wants one sets the variable.
     env = {"HYBRID_MEASURE": "never"} | os.environ
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -46,7 +45,22 @@ def environment(name: str, *packages: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        if packages:
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    return python
+
+
+def _installed() -> Path:
+    """Install this checkout into an environment of its own, again when a source has changed; returns its python."""
+    python = environment("installed")
+    stamp = python.parent.parent / "stamp"
+    newest_s = max(path.stat().st_mtime for path in (ROOT / "hybrid").rglob("*.py"))
+    if not stamp.exists() or stamp.stat().st_mtime < newest_s:
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall"]
+        command += ["--no-deps"] if stamp.exists() else []
+        env = os.environ | {"HYBRID_COMPILE": "1"}
+        subprocess.run([*command, f"{ROOT}[demo]"], check=True, env=env)
+        stamp.touch()
     return python
 
 

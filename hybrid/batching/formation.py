@@ -38,7 +38,9 @@ class BySize:
         return sum(map(len, self._levels.values()))
 
     def __iter__(self) -> Iterator["Piece"]:
-        return (entry[2] for level in self._levels.values() for entry in level)
+        for level in self._levels.values():
+            for entry in level:
+                yield entry[2]
 
     def add(self, piece: "Piece") -> None:
         """Take a piece in."""

@@ -129,8 +129,9 @@ class Lane:
         return arrivals[0].ticket.arrived if arrivals else INFINITY
 
     def __iter__(self) -> Iterator[Piece]:
-        queued = PieceState.QUEUED
-        return (entry[3] for entry in self._heap if entry[3].state is queued)
+        for entry in self._heap:
+            if entry[3].state is PieceState.QUEUED:
+                yield entry[3]
 
     def earliest_deadline(self) -> float:
         """Return the earliest deadline waiting here; inf without one. O(n) after pieces have left."""

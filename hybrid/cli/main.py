@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 import click
@@ -102,6 +103,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> None:
     """Entry point of the installed command."""
     _open_streams()
+    _pin_children()
     code = run()
     try:
         sys.stdout.flush()
@@ -111,6 +113,18 @@ def main() -> None:
     except OSError as error:
         code = _unwritten(error)
     sys.exit(code)
+
+
+def _pin_children() -> None:
+    """Have every process that is started from here import this very hybrid, and nothing from the working directory.
+
+    `python -m` looks there first: a checkout would run half installed and half as it lies there, and a user's
+    `random.py` would end each worker.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    home = str(Path(__file__).parents[2])
+    if home not in sys.path[1:]:  # found by way of the working directory, or by an editable install's hook
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
 
 
 def _open_streams() -> None:

@@ -38,7 +38,8 @@ def encode(status: int, body: Body, content_type: bytes, extra: bytes, *, head_o
             return [b"%b%d\r\n%b\r\n%b" % (prefix, size, extra, body)]
         parts: list[bytes | memoryview] = [body]
     else:
-        parts = [memoryview(part).cast("B") for part in cast(Sequence[bytes], body) if memoryview(part).nbytes]
+        pieces = cast(Sequence[bytes | memoryview], body)
+        parts = [memoryview(part).cast("B") for part in pieces if memoryview(part).nbytes]
         size = sum(map(len, parts))
     head = b"%b%d\r\n%b\r\n" % (prefix, size, extra)
     if head_only:

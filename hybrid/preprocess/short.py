@@ -71,7 +71,8 @@ class ShortTexts:
         rows: list[Row] = []
         refused: Refused | None = None
         try:
-            rows.extend(self._row(item, step) for item in items)
+            for item in items:
+                rows.append(self._row(item, step))  # noqa: PERF401 - those before a bad one count
         except BadRequest as error:
             refused = Refused(str(error))
         except (KeyboardInterrupt, SystemExit):
