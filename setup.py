@@ -19,8 +19,8 @@ COMPILED = {
     "hybrid": "clock",
     "hybrid/batching": "formation invariants lane lanes poison queue scheduler state types",
     "hybrid/frontend": "admission body connection exchange handler parser reply shared wire",
-    "hybrid/preprocess": "pool short text",
-    "hybrid/protocol": "check oip_decode tensors tensors_json",
+    "hybrid/preprocess": "crew pool short text",
+    "hybrid/protocol": "check json_elements oip_decode oip_encode oip_tensors tensors tensors_json",
     "hybrid/serving": "inference model sizes tally",
     "hybrid/workers": "arena pack",
 }

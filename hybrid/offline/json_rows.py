@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from hybrid.errors import BadRequest
 from hybrid.offline.rows import Fault, InputRow, Picture, RowId, Tensors, Text
-from hybrid.protocol.oip_wire import WireTensor, read_tensors
+from hybrid.protocol.oip_tensors import read_tensors
+from hybrid.protocol.oip_wire import WireTensor
 
 _LONGEST_PATH: Final = 4096
 _LOOKS_LIKE_FILE: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")

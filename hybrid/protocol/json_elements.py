@@ -8,11 +8,11 @@ what does not fit where numpy would warn and store an infinity.
 """
 
 import struct
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from hybrid.messages import DTYPES
 from hybrid.protocol.json_path import show_value, split_error, value_at
@@ -25,7 +25,7 @@ _STRUCT_CODES: Final = {
 _ELEMENTS: Final[dict[str, type]] = {"b": bool, "u": int, "i": int, "f": float, "O": str}
 
 
-class Codec(Struct, frozen=True):
+class Codec(NamedTuple):
     """How one datatype is written in JSON. `code` is the struct code of an element, empty for BYTES."""
 
     datatype: str

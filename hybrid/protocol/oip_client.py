@@ -13,7 +13,8 @@ from msgspec import Raw
 from hybrid.errors import BadRequest
 from hybrid.messages import InferResponse, Tensor, Timings, WantedOutput
 from hybrid.protocol.json_path import split_error
-from hybrid.protocol.oip_wire import WireResponse, WireResponseParameters, read_tensors, split_body
+from hybrid.protocol.oip_tensors import read_tensors, split_body
+from hybrid.protocol.oip_wire import WireResponse, WireResponseParameters
 from hybrid.protocol.tensors import TensorFault, quote, write_raw
 from hybrid.protocol.tensors_json import write_json
 

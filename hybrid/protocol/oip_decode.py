@@ -9,14 +9,8 @@ import msgspec
 from hybrid.errors import BadRequest
 from hybrid.messages import InferRequest, WantedOutput
 from hybrid.protocol.oip_explain import explain
-from hybrid.protocol.oip_wire import (
-    MAX_TENSORS,
-    WireRequest,
-    WireRequestParameters,
-    WireWanted,
-    read_tensors,
-    split_body,
-)
+from hybrid.protocol.oip_tensors import read_tensors, split_body
+from hybrid.protocol.oip_wire import MAX_TENSORS, WireRequest, WireRequestParameters, WireWanted
 
 _MICROSECONDS = 1e6
 _NO_PARAMETERS = WireRequestParameters()

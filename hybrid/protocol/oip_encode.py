@@ -7,11 +7,10 @@ encoding dicts: the hot case of one small JSON output is mostly constant text, w
 import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from hybrid.errors import OutputInvalid
 from hybrid.messages import InferRequest, InferResponse, Tensor
@@ -32,7 +31,7 @@ _ZEROS: Final = (b"0.0", b"0.000")
 _FLOATS: Final = frozenset({"FP16", "FP32", "FP64"})
 
 
-class Encoded(Struct, frozen=True):
+class Encoded(NamedTuple):
     """An answer ready to be sent. Views in `body` refer to the response's arrays, which must stay unchanged until then.
 
     `extra` holds whole header lines, each ended by CR LF.
