@@ -1,13 +1,10 @@
 """The serving path compiled, as users install it, against the same files interpreted: the same answer to everything."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,15 +85,6 @@ def interpreted() -> Iterator[Server]:
         yield server
 
 
-def ask(server: Server, path: str, body: Any) -> tuple[int, Any]:
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
 def plain(answer: Any) -> Any:
     """Without what differs from one request to the next."""
     return {key: value for key, value in answer.items() if key not in ("id", "parameters")}
@@ -118,7 +106,7 @@ print([name for name in names if importlib.import_module(name).__file__.endswith
 @pytest.mark.parametrize("index", range(len(ASKED)))
 def test_both_answer_the_same(compiled: Server, interpreted: Server, index: int) -> None:
     path, body = ASKED[index]
-    (status, theirs), (expected_status, ours) = ask(compiled, path, body), ask(interpreted, path, body)
+    (status, theirs), (expected_status, ours) = compiled.post(path, body), interpreted.post(path, body)
     assert status == expected_status
     assert plain(theirs) == plain(ours)
 
