@@ -25,6 +25,8 @@ COMPILED = {
     "hybrid/workers": "arena pack",
 }
 WANTED = os.environ.get("HYBRID_COMPILE", "")
+#: Types are checked elsewhere, with all libraries at hand; where pip builds, only those of numpy and msgspec are.
+TYPES = ["--config-file=", "--ignore-missing-imports"]
 OPTIMISE = os.environ.get("HYBRID_COMPILE_LEVEL", "2")  # 3 gains nothing and takes longer
 
 
@@ -53,7 +55,7 @@ def _extensions() -> list[Any]:
         from mypyc.build import mypycify
 
         files = [f"{folder}/{name}.py" for folder, names in COMPILED.items() for name in names.split()]
-        return mypycify(files, opt_level=OPTIMISE, debug_level="0", group_name="hybrid")
+        return mypycify([*TYPES, *files], opt_level=OPTIMISE, debug_level="0", group_name="hybrid")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it exits over types that it cannot read
         _without(error)
         return []
