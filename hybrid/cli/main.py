@@ -68,12 +68,21 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # which takes longer to load than all the rest
+
+        compiled = any((Path(__file__).parents[1] / "batching").glob("state.*.so"))
+        click.echo(f"hybrid {version('hybrid-serve')} ({'compiled' if compiled else 'not compiled'})")
+        context.exit()
+
+
 @click.command(
     cls=LazyGroup,
     no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="hybrid-serve", message="hybrid %(version)s")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def cli() -> None:
     """An inference server that measures the machine and the model and picks the batching policy per device."""
 

@@ -101,6 +101,8 @@ print([name for name in names if importlib.import_module(name).__file__.endswith
     left, count = done.stdout.rsplit(" ", 1)
     assert left == "[]"
     assert int(count) > 20
+    version = subprocess.run([sys.executable, "-m", "hybrid", "--version"], cwd=tree, capture_output=True, text=True)
+    assert version.stdout.endswith("(compiled)\n")
 
 
 @pytest.mark.parametrize("index", range(len(ASKED)))
