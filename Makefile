@@ -10,12 +10,10 @@ DEV    := $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# As users install it, the serving path compiled. What was compiled before is in build/ and would be taken along.
+# As users install it, the serving path compiled.
 $(STAMP): pyproject.toml setup.py $(shell find hybrid profiles -type f -not -name '*.pyc') | $(BIN)/python
 	@echo 'installing; where there is a C compiler this takes a minute or two'
-	@rm -rf build
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[demo]'
-	@rm -rf build
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python

@@ -10,6 +10,7 @@ classes of its own and drops what `frozen=True` and the like say to the base cla
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from setuptools import setup
@@ -25,21 +26,30 @@ COMPILED = {
     "hybrid/workers": "arena pack",
 }
 WANTED = os.environ.get("HYBRID_COMPILE", "")
+if WANTED not in ("", "0", "1"):
+    raise SystemExit(f"HYBRID_COMPILE is {WANTED!r}, expected 0 or 1")
 #: Types are checked elsewhere, with all libraries at hand; where pip builds, only those of numpy and msgspec are.
-TYPES = ["--config-file=", "--ignore-missing-imports"]
-OPTIMISE = os.environ.get("HYBRID_COMPILE_LEVEL", "2")  # 3 gains nothing and takes longer
+TYPES = ["--config-file=", "--ignore-missing-imports", "--cache-dir=build/mypy"]
+OPTIMISE = os.environ.get("HYBRID_COMPILE_LEVEL", "2")  # 3 gains nothing and takes longer; tests take 0
 
 
 class BuildOrDoWithout(build_ext):
-    """Without a compiler the modules stay as they are."""
+    """Without a compiler the modules stay as they are: compiled are all of them or none."""
 
     def run(self) -> None:
-        """Compile all of them or none."""
+        """Compile, and take nothing along that was compiled before: it would hide the sources of now."""
+        self._clear()
         try:
             super().run()
         except Exception as error:  # noqa: BLE001 - whatever a compiler that is missing, old or ill may raise
             _without(error)
+            self._clear()
             self.extensions = []
+
+    def _clear(self) -> None:
+        built = Path(self.build_lib)
+        for file in (*built.glob("hybrid__mypyc*.so"), *built.glob("hybrid/**/*.so")):
+            file.unlink()
 
 
 def _without(error: BaseException) -> None:
@@ -52,7 +62,7 @@ def _extensions() -> list[Any]:
     if WANTED == "0" or not {"bdist_wheel", "build_ext"} & set(sys.argv):
         return []
     try:
-        from mypyc.build import mypycify
+        from mypyc.build import mypycify  # here: who asks for a wheel's metadata, or compiles nothing, need not have it
 
         files = [f"{folder}/{name}.py" for folder, names in COMPILED.items() for name in names.split()]
         return mypycify([*TYPES, *files], opt_level=OPTIMISE, debug_level="0", group_name="hybrid")

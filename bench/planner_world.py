@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from hybrid.planner.measures import EngineProfile, MemoryLine, Probe, Timing
 from hybrid.planner.queueing import Floats, Server, goodput_rps, rough_goodput_rps
-from hybrid.planner.space import SearchQuestion
+from hybrid.planner.space import SearchQuestion, usable_bytes
 
 ENGINE = "simulated-device"
 _CORES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -167,10 +167,10 @@ class Gpu(Device):
         return Grid(pairs, (*range(1, 161), *range(164, 513, 8)))
 
     def fits(self, instances: int, rows: int) -> bool:
-        """Whether memory holds it: 85 % of it may be used."""
+        """Whether memory holds it, with the planner's headroom."""
         assert self.memory is not None
         each = self.memory.base_bytes + rows * self.memory.per_row_bytes
-        return instances * each <= 0.85 * self.memory_bytes
+        return each <= usable_bytes(self.memory_bytes / instances, self.memory.base_bytes)
 
 
 def devices(seed: int, count: int) -> list[Device]:

@@ -18,6 +18,7 @@ from typing import Final
 
 import click
 
+from hybrid.compiled import COMPILED
 from hybrid.errors import HybridError
 from hybrid.telemetry.log_sink import open_sink
 
@@ -72,8 +73,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version  # which takes longer to load than all the rest
 
-        compiled = any((Path(__file__).parents[1] / "batching").glob("state.*.so"))
-        click.echo(f"hybrid {version('hybrid-serve')} ({'compiled' if compiled else 'not compiled'})")
+        click.echo(f"hybrid {version('hybrid-serve')} ({'compiled' if COMPILED else 'not compiled'})")
         context.exit()
 
 

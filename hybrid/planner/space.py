@@ -12,9 +12,9 @@ from hybrid.planner.measures import EngineProfile, MemoryLine, Setting, Timing
 from hybrid.planner.types import Objective
 
 MEMORY_SHARE: Final = 0.85
-#: Headroom is for what was not measured, which is in the rows: weights have been loaded and weighed. 15 % of the whole
-#: would be a third of the rows where weights fill half of it; so no more than a fifth of what rows can have is kept
-#: free, but always 8 % of the whole.
+#: Headroom is for what was not measured, and most of that is in the rows. 15 % of the whole would be a third of them
+#: where weights and overhead fill half of it; so no more than a fifth of what rows can have is kept free, but always
+#: 8 % of the whole, as overhead may move a little too.
 _ROWS_SHARE: Final = 0.80
 _MOST_SHARE: Final = 0.92
 #: Not only powers of two: between 8 and 16 lies half of what a tight objective leaves to choose.

@@ -21,8 +21,8 @@ from hybrid.protocol.oip_decode import decode_infer
 from hybrid.protocol.oip_encode import encode_infer
 
 #: What no part of a model has to do with: HTTP, queue, batch, messages, being woken. `python -m bench null_overhead`:
-#: 49 us per request of 64 clients, where the loop is busy all the time, and 273 us of one. Not measured per machine:
-#: that would take a whole server, and only models that take microseconds feel the difference.
+#: 43 to 49 us per request of 64 clients, where the loop is busy all the time, and 270 to 310 us of one. Not measured
+#: per machine: that would take a whole server, and only models that take microseconds feel the difference.
 _BUSY_REQUEST_S: Final = 50e-6
 _REQUEST_S: Final = 150e-6
 #: How much longer the same code takes where workers run in between: caches have forgotten it. For `minilm` the process

@@ -19,7 +19,7 @@ from hybrid.folders import cache_folder
 from hybrid.planner.measures import EngineProfile, ModelProfile
 from hybrid.probing.fingerprint import file_digest, model_files, model_key
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 _MEMO: Final = "files.json"
 _HOMELESS: Final = (
     "there is no home folder to keep measurements in, so the next start measures again; "

@@ -126,8 +126,8 @@ class FactsProbe:
     def _climb(self, crew: Crew, engine: str, points: list[MemoryPoint]) -> MemoryLine:
         row_s = 0.0
         most = self._most_rows
-        while (rows := next_rows(points, usable := self._usable_bytes(points), most)) is not None:
-            roomy = is_roomy(line_of(points), usable, most)
+        while (rows := next_rows(points, self._usable_bytes(points), most)) is not None:
+            roomy = is_roomy(line_of(points), self._usable_bytes(points), most)
             worth_s = min(_WORTH_S, _BUDGET_SHARE * self._budget.left_s)
             roomy = roomy and not crew.closed
             if roomy and (points[-1].rows >= most // 2 or row_s * rows > worth_s):

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from hybrid.compiled import COMPILED
 from hybrid.config import ModelSettings
 from hybrid.facts import MachineFacts
 from hybrid.planner.prepare import weight_files
@@ -40,6 +41,7 @@ def machine_key(machine: MachineFacts) -> str:
         len(machine.efficiency_cpus),
         machine.memory_limit_bytes // MEMORY_STEP,
         [(gpu.name, gpu.memory_total_bytes // MEMORY_STEP) for gpu in machine.gpus],
+        COMPILED,
     )
     return _digest(msgspec.json.encode(facts))
 

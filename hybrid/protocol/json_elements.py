@@ -8,6 +8,7 @@ what does not fit where numpy would warn and store an infinity.
 """
 
 import struct
+import time
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -22,6 +23,8 @@ _STRUCT_CODES: Final = {
     **{"BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"},
     **{"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "FP16": "e", "FP32": "f", "FP64": "d", "BYTES": ""},
 }
+#: Short elements after which others get their turn: some 100 us.
+TURN_ELEMENTS: Final = 2048
 _ELEMENTS: Final[dict[str, type]] = {"b": bool, "u": int, "i": int, "f": float, "O": str}
 
 
@@ -55,6 +58,20 @@ def codec_of(datatype: str) -> Codec:
     return codec if codec is not None else _refuse_datatype(datatype)
 
 
+def let_others_run() -> None:
+    """Give the event loop its turn while a large body is made in a thread: compiled code never does by itself."""
+    time.sleep(0)
+
+
+def _encoded(texts: list[str]) -> list[bytes]:
+    found = []
+    for text in texts:
+        found.append(text.encode())
+        if not len(found) % TURN_ELEMENTS:
+            let_others_run()
+    return found
+
+
 def build(codec: Codec, values: list[Any], shape: Shape, first: int = 0) -> Array:
     """Pack decoded elements, as many as `shape` holds, into an array; `first` is the index of `values[0]` in messages.
 
@@ -62,7 +79,7 @@ def build(codec: Codec, values: list[Any], shape: Shape, first: int = 0) -> Arra
         TensorFault: an element does not fit the datatype.
     """
     if not codec.code:
-        return np.array([text.encode() for text in values], np.object_).reshape(shape)
+        return np.array(_encoded(values), np.object_).reshape(shape)
     try:
         return np.ndarray(shape, codec.dtype, struct.pack(f"={len(values)}{codec.code}", *values))
     except (struct.error, OverflowError) as error:

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from msgspec import Raw
 
-from hybrid.protocol.json_elements import Codec, build, codec_of, element_fault
+from hybrid.protocol.json_elements import TURN_ELEMENTS, Codec, build, codec_of, element_fault, let_others_run
 from hybrid.protocol.json_path import show_value
 from hybrid.protocol.tensors import Array, Shape, TensorFault, check_strings, element_count, show_shape
 
@@ -61,7 +61,7 @@ def write_json(datatype: str, array: Array) -> bytes:
         TensorFault: the datatype has no JSON form, or a BYTES element is not UTF-8.
     """
     if datatype == "BYTES":
-        return msgspec.json.encode([_text(index, element) for index, element in enumerate(array.flat)])
+        return msgspec.json.encode(_texts(array))
     if datatype == "BF16":
         raise TensorFault("BF16 has no JSON form, only the binary one")
     if array.size <= _FEW:
@@ -73,8 +73,10 @@ def write_json(datatype: str, array: Array) -> bytes:
 
 def _write_big(flat: Array) -> bytes:
     """Write a long list piece by piece: one Python object per element would cost 8 times its bytes."""
-    pieces = range(0, flat.size, _PIECE_ELEMENTS)
-    texts = [_write_piece(flat[start : start + _PIECE_ELEMENTS])[1:-1] for start in pieces]
+    texts = []
+    for start in range(0, flat.size, _PIECE_ELEMENTS):
+        texts.append(_write_piece(flat[start : start + _PIECE_ELEMENTS])[1:-1])
+        let_others_run()
     return b"[" + b",".join(texts) + b"]"
 
 
@@ -85,6 +87,15 @@ def _write_piece(flat: Array) -> bytes:
     it from its neighbours and not those of the nearest double.
     """
     return orjson.dumps(flat, option=_FROM_ARRAY)
+
+
+def _texts(array: Array) -> list[str]:
+    texts = []
+    for index, element in enumerate(array.flat):
+        texts.append(_text(index, element))
+        if not len(texts) % TURN_ELEMENTS:
+            let_others_run()
+    return texts
 
 
 def _text(index: int, element: bytes) -> str:
@@ -142,6 +153,7 @@ def _read_big(codec: Codec, shape: Shape, count: int, text: bytes) -> Array:
         values = _read_piece(codec, piece, done)
         array[done : done + len(values)] = build(codec, values, (len(values),), done)
         done += len(values)
+        let_others_run()
     if done != count:
         raise _count_fault(done, count, shape)
     return array.reshape(shape)

@@ -173,3 +173,19 @@ def test_an_output_that_is_full_is_one_line() -> None:
         )
         assert done.returncode == 1
         assert done.stderr == "hybrid: error: the output cannot be written: No space left on device\n"
+
+
+def test_files_of_the_working_directory_are_no_modules_of_the_children(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise RuntimeError('not this one')")
+    command = [sys.executable, "-P", "-m", "hybrid", "serve", "simulated:null", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        said = []
+        try:
+            for line in server.stdout:
+                said.append(line)
+                if "ready on" in line or "RuntimeError" in line:
+                    break
+        finally:
+            server.terminate()
+    assert "ready on" in said[-1], "".join(said)
