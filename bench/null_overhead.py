@@ -2,6 +2,7 @@
 
 (b) and (c) of the benchmark set. One run, rounds interleaved, both with one worker; wrk shares the two cores. `live` is
 a health probe on the same server: what a round trip through the client, the kernel and the HTTP parser costs by itself.
+`sources` is hybrid without its compiled modules.
 """
 
 import json
@@ -26,9 +27,11 @@ def main(rounds: int = _ROUNDS) -> None:
     url = f"http://127.0.0.1:{port}/inference"
     command = [str(python), "-m", "bench.peers.mosec_null", "--port", str(port), "--log-level", "error"]
     measured: dict[tuple[str, int], list[Measured]] = {}
-    with hybrid("simulated:null") as (base, ours), peer(command, url, _PEER_BODY) as theirs:
+    sources = hybrid("simulated:null", compiled=False)
+    with hybrid("simulated:null") as (base, ours), sources as (other, plain), peer(command, url, _PEER_BODY) as theirs:
         loads = {
             "hybrid": (Load(f"{base}/v2/models/simulated:null/infer", _BODY), ours),
+            "sources": (Load(f"{other}/v2/models/simulated:null/infer", _BODY), plain),
             "live": (Load(f"{base}/v2/health/live", b""), ours),
             "mosec": (Load(url, _PEER_BODY), theirs),
         }
@@ -56,13 +59,17 @@ def _report(facts: dict[str, object], measured: dict[tuple[str, int], list[Measu
             "rate": rate, "p50_us": p50, "p99_us": p99, "cpu_us_per_request": cpu, "errors": errors,
         }  # fmt: skip
     added_us = spread([a.p50_us - b.p50_us for a, b in zip(measured["hybrid", 1], measured["live", 1], strict=True)])
-    ratios = {f"rate_over_mosec_{c}": _ratio(measured["hybrid", c], measured["mosec", c]) for c in _CONNECTIONS}
+    ratios = {
+        f"rate_over_{them}_{c}": _ratio(measured["hybrid", c], measured[them, c])
+        for them in ("mosec", "sources")
+        for c in _CONNECTIONS
+    }
     show(
         "null work, JSON, one float, 2 cores shared with wrk",
         ("server", "connections", "requests/s", "p50 us", "p99 us", "CPU us/request", "errors"),
         rows,
     )
-    show("hybrid over mosec, round by round", ("connections", "ratio of requests/s"), list(ratios.items()))
+    show("hybrid, compiled, over others, round by round", ("", "ratio of requests/s"), list(ratios.items()))
     print(f"added p50 at 1 connection, over GET /v2/health/live on the same server: {added_us} us")
     print(write("null_overhead", facts, {"figures": figures, "ratios": ratios, "added_p50_us": added_us}))
 

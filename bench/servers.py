@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 import venv
@@ -16,9 +17,10 @@ _READY = re.compile(r"ready on https?://\S*:(\d+)")
 
 
 @contextlib.contextmanager
-def hybrid(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Run `hybrid serve ARGUMENTS`, compiled as users have it, on a free port; yields (base URL, pid)."""
-    command = [str(_installed()), "-P", "-m", "hybrid", "serve", *arguments, "--port", "0", "--log-level", "warning"]
+def hybrid(*arguments: str, compiled: bool = True) -> Iterator[tuple[str, int]]:
+    """Run `hybrid serve ARGUMENTS`, compiled as users have it or from the sources; yields (base URL, pid)."""
+    python = [str(_installed()), "-P"] if compiled else [sys.executable]
+    command = [*python, "-m", "hybrid", "serve", *arguments, "--port", "0", "--log-level", "warning"]
     # What is compared with it (the raw engine, a peer) knows no measured plan; whoever wants one sets the variable.
     env = {"HYBRID_MEASURE": "never"} | os.environ
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
