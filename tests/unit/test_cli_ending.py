@@ -34,6 +34,7 @@ def own_stack():
 @pytest.fixture(autouse=True)
 def restored():
     before = {number: signal.getsignal(number) for number in NUMBERS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -57,7 +57,7 @@ def test_another_machine_or_model_is_not_known(cache):
         lambda text: "",
         lambda text: "[]",
         lambda text: text.replace('"digest"', '"another"'),
-        lambda text: text.replace('"format": 3', '"format": 2'),
+        lambda text: text.replace('"format": 4', '"format": 3'),
         lambda text: text.replace("0.012", '"fast"'),
         lambda text: text.replace("0.012", "0.0"),
         lambda text: text.replace("0.012", "-1.0"),
