@@ -121,7 +121,7 @@ def test_every_option_is_in_the_readme():
 
 
 def test_every_environment_variable_is_in_the_readme():
-    sources = "".join(path.read_text() for path in (ROOT / "hybrid").rglob("*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "setup.py", *(ROOT / "hybrid").rglob("*.py")))
     table = {code(row[0]) for row in rows(section(README, "Environment variables"))}
     assert table == set(re.findall(r'"(HYBRID_[A-Z_]+[A-Z])"', sources))
 

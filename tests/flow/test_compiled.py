@@ -132,10 +132,16 @@ def test_the_state_machine_keeps_its_promises_compiled(tree: Path) -> None:
 import sys, pytest
 from hybrid.batching import state
 assert state.__file__.endswith(".so"), state.__file__
-sys.exit(pytest.main(["-p", "no:cacheprovider", sys.argv[1]]))
+sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
 """
+    tests = ROOT / "tests" / "unit"
     done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT / "tests" / "unit" / "test_batching_random.py")],
+        [
+            sys.executable,
+            "-c",
+            script,
+            *map(str, (tests / "test_batching_random.py", tests / "test_batching_poison.py")),
+        ],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"},
         capture_output=True,
