@@ -28,12 +28,10 @@ serve: $(if $(wildcard $(DEV)),$(DEV),$(STAMP))  ## serve the built-in models on
 # The unit tests are pure: two processes at once do not disturb each other. What counts processes, or measures how long
 # something takes under load, wants the machine for itself. Not `loadfile`, which never ends after a process has crashed.
 PARALLEL := -n 2 --dist worksteal
-# Waits for a compiler most of the time, and comes first: the other process goes on with the unit tests meanwhile.
-COMPILES := tests/flow/test_compiled.py
 
 test: $(DEV)  ## everything CI runs
-	$(BIN)/python -m pytest $(PARALLEL) $(COMPILES) tests/unit
-	$(BIN)/python -m pytest --ignore=tests/unit $(COMPILES:%=--ignore=%)
+	$(BIN)/python -m pytest $(PARALLEL) tests/unit
+	$(BIN)/python -m pytest --ignore=tests/unit
 
 unit: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) tests/unit
