@@ -182,7 +182,7 @@ class BodyReader:
             try:
                 out = self._zlib.decompress(data, most)
             except zlib.error as exc:
-                raise BadRequest(f"body: not a valid {self._coding!r} stream ({exc})") from None
+                raise BadRequest(f"body: not a valid {(self._coding or b'').decode()} stream ({exc})") from None
             full = len(out) == most
             if out:
                 self._store(out)

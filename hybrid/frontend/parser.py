@@ -261,14 +261,16 @@ class RequestParser:
     def _check_transfer_encoding(self, value: bytes) -> None:
         # llhttp takes "gzip, chunked" as chunked and would hand out the compressed bytes as the body.
         if self._http10 or value.lower() != b"chunked":
-            raise BadRequest(f"header transfer-encoding: expected chunked on HTTP/1.1, got {value[:60]!r}")
+            raise BadRequest(
+                f"header transfer-encoding: expected chunked on HTTP/1.1, got {value[:60].decode('latin-1')!r}"
+            )
         self._chunked = True
 
     def _check_expect(self, value: bytes) -> None:
         if self._http10:
             return
         if value.lower() != b"100-continue":
-            raise ExpectationFailed(f"header expect: expected 100-continue, got {value[:60]!r}")
+            raise ExpectationFailed(f"header expect: expected 100-continue, got {value[:60].decode('latin-1')!r}")
         self.wants_continue = True
 
     def _check_upgrade(self) -> None:

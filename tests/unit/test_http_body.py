@@ -73,7 +73,7 @@ def test_wrong_checksums() -> None:
     for coding, packed in ((b"gzip", gzip.compress(TEXT)), (b"deflate", zlib.compress(TEXT))):
         broken = bytearray(packed)
         broken[-5 if coding == b"gzip" else -1] ^= 1
-        with pytest.raises(BadRequest, match="not a valid"):
+        with pytest.raises(BadRequest, match=r"not a valid [a-z]+ stream"):
             read(bytes(broken), coding)
 
 

@@ -189,7 +189,9 @@ def test_headers_do_not_count_as_chunk_extensions() -> None:
 
 
 def test_unknown_expectation() -> None:
-    refused(Client(echo).send(post(b"abc", "Expect: 200-ok")), 417, "expectation_failed")
+    client = Client(echo).send(post(b"abc", "Expect: 200-ok"))
+    refused(client, 417, "expectation_failed")
+    assert b"got '200-ok'" in client.responses[0].body
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip", "deflate, gzip", "zstd", "gzip;q=1"])
