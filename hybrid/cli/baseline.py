@@ -23,6 +23,7 @@ _DEFAULT_S = 3.0
 @click.argument("model", metavar="MODEL")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with fixed keys.")
 @click.option("--url", default=None, metavar="URL", help="Measure a running server (http://HOST:PORT) that has MODEL.")
+@click.option("--api-key", default="", help="What --url wants, where it asks for a key.")
 @click.option(
     "--seconds",
     type=FiniteRange(min=0.1, max=600),
@@ -30,12 +31,12 @@ _DEFAULT_S = 3.0
     show_default=True,
     help="Time for each number of clients.",
 )
-def baseline(model: str, as_json: bool, url: str | None, seconds: float) -> None:
+def baseline(model: str, as_json: bool, url: str | None, api_key: str, seconds: float) -> None:
     """Measure MODEL as it is served now: single requests, then 1, 2, 4, 8 and 16 clients.
 
     Starts a server of its own on a free port, unless --url names one. Requests are made up from what the model takes.
     """
-    with _target(model, url) as (target, name, settings), _progress() as step:
+    with _target(model, url, api_key) as (target, name, settings), _progress() as step:
         measured = Prober(target, name, settings, seconds, step).measure()
     if as_json:
         print_json(baseline_json(measured))
@@ -44,9 +45,10 @@ def baseline(model: str, as_json: bool, url: str | None, seconds: float) -> None
 
 
 @contextlib.contextmanager
-def _target(model: str, url: str | None) -> Iterator[tuple[Target, str, PayloadSettings]]:
+def _target(model: str, url: str | None, api_key: str) -> Iterator[tuple[Target, str, PayloadSettings]]:
     if url is not None:
-        yield Target(url), model, PayloadSettings()
+        target = Target(url, api_key=api_key)
+        yield target, model, PayloadSettings(headers=target.headers)
         return
     found = resolve(model)
     image = found.preprocess.image

@@ -34,7 +34,7 @@ from hybrid.tune.trial import Lab
 from hybrid.tune.values import Outcome, Terms
 
 _INTERRUPTED = 130
-_SECRET = "--admin-token"
+_SECRETS = ("--admin-token", "--api-key")
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):
@@ -51,6 +51,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
     force: bool
     report: Path | None
     admin_token: str
+    api_key: str
 
 
 @click.command()
@@ -74,6 +75,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 @click.option("--resume", is_flag=True, help="Go on where the last run of the same search was stopped.")
 @click.option("--url", default=None, metavar="URL", help="Tune a running server (http://HOST:PORT) that has MODEL.")
 @click.option("--admin-token", default=None, envvar="HYBRID_ADMIN_TOKEN", help="What --url wants before it plans anew.")
+@click.option("--api-key", default="", help="What --url wants, where it asks for a key.")
 @click.option(
     "--seconds-per-trial",
     type=FiniteRange(min=0.1, max=600),
@@ -149,6 +151,7 @@ def _wanted(model: str, options: dict[str, Any]) -> _Wanted:
         force=options["force"],
         report=report,
         admin_token=options["admin_token"] or "",
+        api_key=options["api_key"],
     )
 
 
@@ -156,7 +159,7 @@ def _wanted(model: str, options: dict[str, Any]) -> _Wanted:
 def _lab(wanted: _Wanted) -> Iterator[tuple[Lab, tuple[str, ...]]]:
     """The server to measure on, and the engines that may be tried there: what is installed elsewhere is not known."""
     if wanted.url is not None:
-        with running_lab(wanted.url, wanted.model, wanted.admin_token) as lab:
+        with running_lab(wanted.url, wanted.model, wanted.admin_token, wanted.api_key) as lab:
             yield lab, (str(lab.served.plan["engine"]),)
         return
     settings = resolve(wanted.model)
@@ -245,11 +248,11 @@ def _without_secret(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
         if follows:
             yield "***"
-        elif argument.startswith(f"{_SECRET}="):
-            yield f"{_SECRET}=***"
+        elif argument.startswith(_SECRETS) and "=" in argument:
+            yield f"{argument.partition('=')[0]}=***"
         else:
             yield argument
-        follows = argument == _SECRET and not follows
+        follows = argument in _SECRETS and not follows
 
 
 def _machine(machine: MachineFacts, url: str | None) -> tuple[tuple[str, str], ...]:

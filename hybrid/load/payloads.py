@@ -73,7 +73,7 @@ class MetadataTensor(Struct, frozen=True):
 
 
 class PayloadSettings(Struct, frozen=True, kw_only=True):
-    """How requests look. `lengths`: tokens of texts, one of them by chance for each request.
+    """How requests look. `lengths`: tokens of texts, one of them by chance for each request; `headers`: for each.
 
     Variable dimensions of tensors are all `tensor_length` long: where a model does not pad, rows of different length
     cannot share a batch, and that would be found instead of what batches do.
@@ -86,6 +86,7 @@ class PayloadSettings(Struct, frozen=True, kw_only=True):
     image_width: int = 320
     image_height: int = 240
     image_inputs: tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
     seed: int = 0
 
 
@@ -148,7 +149,7 @@ def _payload(inputs: Sequence[MetadataTensor], settings: PayloadSettings, chance
     headers = [("Content-Type", "application/json" if plain else "application/octet-stream")]
     if header_length is not None:
         headers.append(("Inference-Header-Content-Length", str(header_length)))
-    return Payload(body, tuple(headers), _size(inputs, tensors, length, settings))
+    return Payload(body, (*headers, *settings.headers), _size(inputs, tensors, length, settings))
 
 
 def _size(inputs: Sequence[MetadataTensor], tensors: Sequence[Tensor], length: int, settings: PayloadSettings) -> int:

@@ -43,13 +43,16 @@ class Refused(StartupError):
 class Target:
     """A server at `base` (http://HOST:PORT). `pid` is that of its own process where it runs here.
 
+    `api_key` is for a server that asks for one; `headers` is what it means for each request.
+
     Raises:
         ConfigError: the URL is none of HTTP.
     """
 
-    def __init__(self, base: str, pid: int | None = None) -> None:
+    def __init__(self, base: str, pid: int | None = None, *, api_key: str = "") -> None:
         Address(base)
         self.base = base.rstrip("/")
+        self.headers = (("X-API-Key", api_key),) if api_key else ()
         self._process = psutil.Process(pid) if pid is not None else None
         # Without proxies, as the load itself.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -111,7 +114,7 @@ class Target:
         self, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
     ) -> tuple[bytes, int | None]:
         """Return the body of an answer, and the length of its JSON part where binary tensors follow."""
-        request = urllib.request.Request(self.base + path, data=body, headers=headers)
+        request = urllib.request.Request(self.base + path, data=body, headers=headers | dict(self.headers))
         try:
             with self._opener.open(request, timeout=timeout_s) as answer:
                 length = answer.headers.get("Inference-Header-Content-Length")

@@ -35,7 +35,7 @@ def measured_guess(model: ModelSettings, choice: Choice, profile: ModelProfile) 
         alternatives=_table(choice),
         reasons={
             "device": _device_reason(model, choice, profile),
-            "engine": _engine_reason(choice),
+            "engine": _engine_reason(choice) + _missing(profile),
             "instances": _instances_reason(choice),
             "threads_per_instance": _threads_reason(choice),
             "max_batch": _batch_reason(choice, engine),
@@ -119,6 +119,15 @@ def _engine_reason(choice: Choice) -> str:
     best = max(others.values(), key=lambda one: one.rps)
     other = _engine(best.setting.engine)
     return f"{own}: {_times(choice.rated, best)} what {other} carries ({_rates(choice.rated, best)})."
+
+
+def _missing(profile: ModelProfile) -> str:
+    """Engines that may well be faster, which only measuring can tell: twice for a small transformer in int8."""
+    return "".join(
+        f" {_engine(name)} takes this file too and is not installed: `pip install 'hybrid-serve[{name}]'` has it "
+        "measured at the next start."
+        for name in profile.missing
+    )
 
 
 def _instances_reason(choice: Choice) -> str:

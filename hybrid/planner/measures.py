@@ -111,7 +111,8 @@ class EngineProfile(Struct, frozen=True):
 class ModelProfile(Struct, frozen=True):
     """All that was measured of a model on this machine; kept in the cache under `machine` and `digest`.
 
-    `length` is the length of variable dimensions that it was measured at (tokens for text).
+    `length` is the length of variable dimensions that it was measured at (tokens for text). `missing` are engines that
+    would take the model and are not installed now, whatever was the case when it was measured.
     """
 
     model: str
@@ -121,6 +122,7 @@ class ModelProfile(Struct, frozen=True):
     engines: tuple[EngineProfile, ...] = ()
     took_s: float = 0.0
     measured_at: str = ""
+    missing: tuple[str, ...] = ()
 
     @property
     def crowded_share(self) -> float:

@@ -103,7 +103,9 @@ class Measuring:
         if answer.took_s >= _SHOWN_S:
             over = "; the time was over before everything was, a larger planner.probe_budget_s goes on"
             rest = "" if answer.complete else over
-            self._say(f"measured {model.name} in {answer.took_s:.0f} s, kept for later starts{rest}")
+            in_all_s = answer.profile.took_s
+            before = f" ({in_all_s:.0f} s with what was known)" if in_all_s > 1.5 * answer.took_s else ""
+            self._say(f"measured {model.name} in {answer.took_s:.0f} s{before}, kept for later starts{rest}")
             for engine, note in answer.notes.items():
                 self._say(f"measured {model.name}: {engine} {note}")
         if share := answer.profile.crowded_share:

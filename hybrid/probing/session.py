@@ -93,6 +93,14 @@ class Session:
         if is_simulated(model):
             return self._simulated(asking)
         wanted = [name for name in engines_for(model) if engine_version(name)]
+        answer = self._known_or_measured(asking, wanted)
+        if answer is None or model.workers.device != "cpu":  # which engines know another device, only they can tell
+            return answer
+        missing = tuple(name for name in engines_for(model) if name not in wanted)
+        return replace(answer, profile=replace(answer.profile, missing=missing))
+
+    def _known_or_measured(self, asking: Asking, wanted: list[str]) -> Answer | None:
+        model = self._model
         if not wanted:
             self.failure = (
                 f"no engine for it is installed ({', '.join(engines_for(model)) or 'none takes such a file'})"

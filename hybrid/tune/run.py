@@ -94,13 +94,14 @@ def own_lab(model: str, settings: ModelSettings, admin_token: str) -> Iterator[L
 
 
 @contextlib.contextmanager
-def running_lab(url: str, model: str, admin_token: str) -> Iterator[Lab]:
+def running_lab(url: str, model: str, admin_token: str, api_key: str = "") -> Iterator[Lab]:
     """Measure on a server that runs already, and leave it as it was, however this ends.
 
     Raises:
         ConfigError, StartupError: it does not answer, or does not serve the model.
     """
-    lab = Lab(Target(url), model, PayloadSettings(), admin_token)
+    target = Target(url, api_key=api_key)
+    lab = Lab(target, model, PayloadSettings(headers=target.headers), admin_token)
     try:
         yield lab
     finally:

@@ -50,8 +50,10 @@ def test_a_device_on_which_they_do_not(tmp_path):
 
 
 def test_a_running_server_and_a_table():
-    with Server("simulated:echo") as server:
-        done = baseline("echo", "--url", server.base, "--seconds", "0.3")
+    with Server("simulated:echo", config='[server]\napi_keys = ["k3y"]\n') as server:
+        refused = baseline("echo", "--url", server.base, "--seconds", "0.3")
+        assert (refused.returncode, "401" in refused.stderr) == (1, True)
+        done = baseline("echo", "--url", server.base, "--seconds", "0.3", "--api-key", "k3y")
         assert done.returncode == 0, done.stderr
         assert server.get("/v2/health/live")[0] == 200
     assert "bottleneck: model" in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from server import Server
 
+from hybrid.load.target import Target
 from hybrid.models.catalog import resolve
 from hybrid.tune.run import bounds_of, own_lab
 
@@ -124,20 +125,23 @@ def test_an_interrupted_search_goes_on_where_it_was(folders):
 def test_a_running_server_gets_its_plan_back(folders, tmp_path):
     model, env = folders
     page = tmp_path / "tune.html"
-    config = '[server]\nadmin_token = "s3cret"\n'
+    config = '[server]\nadmin_token = "s3cret"\napi_keys = ["k3y"]\n'
     with Server(str(model), config=config, options=("--max-batch", "3")) as server:
         before = plan_of(server)
-        refused = hybrid(env, "tune", "rows", "--url", server.base, *SHORTER)
+        unknown = hybrid(env, "tune", "rows", "--url", server.base, *SHORTER)
+        assert (unknown.returncode, "401" in unknown.stderr) == (1, True)
+        at = ("--url", server.base, "--api-key", "k3y")
+        refused = hybrid(env, "tune", "rows", *at, *SHORTER)
         assert refused.returncode == 1
         assert "admin token" in refused.stderr
         env["HYBRID_ADMIN_TOKEN"] = "s3cret"
         # As a closed terminal does: one signal ends the search, the other comes while the plan is put back.
-        code, said = stopped(env, [signal.SIGHUP, signal.SIGTERM], "rows", "--url", server.base, *SHORTER)
+        code, said = stopped(env, [signal.SIGHUP, signal.SIGTERM], "rows", *at, *SHORTER)
         assert (code, "add --resume" in said) == (130, True), said
         assert plan_of(server) == before
         del env["HYBRID_ADMIN_TOKEN"]
         more = ("--resume", "--json", "--report", page, "--admin-token", "s3cret")
-        done = hybrid(env, "tune", "rows", "--url", server.base, *SHORTER, *more)
+        done = hybrid(env, "tune", "rows", *at, *SHORTER, *more)
         assert done.returncode == 0, done.stderr
         assert plan_of(server) == before
     assert before["max_batch"] == 3
@@ -146,11 +150,11 @@ def test_a_running_server_gets_its_plan_back(folders, tmp_path):
     assert found["resumed_trials"] >= 3
     assert "--admin-token" in page.read_text()
     assert "s3cret" not in page.read_text()
+    assert "k3y" not in page.read_text()
 
 
 def plan_of(server):
-    status, plans = server.get("/hybrid/v1/plan")
-    assert status == 200
+    plans = json.loads(Target(server.base, api_key="k3y").call("/hybrid/v1/plan"))
     return {key: value for key, value in plans[0].items() if key in ("instances", "max_batch", "max_wait_ms")}
 
 

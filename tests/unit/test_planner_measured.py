@@ -36,9 +36,15 @@ def profile(law: Any = serial, scale: float = 1.0, engine: str = "onnxruntime", 
     return EngineProfile(engine, "1", timings=timings, **more)
 
 
-def plan(*engines: EngineProfile, on: MachineFacts | None = None, flags: Any = None, **settings: Any) -> Plan:
+def plan(
+    *engines: EngineProfile,
+    on: MachineFacts | None = None,
+    flags: Any = None,
+    missing: tuple[str, ...] = (),
+    **settings: Any,
+) -> Plan:
     model = ModelSettings(name="m", file="a.onnx", **settings)
-    measured = {("m", "1"): ModelProfile("m", "", "", 32, engines or (profile(),), took_s=9.0)}
+    measured = {("m", "1"): ModelProfile("m", "", "", 32, engines or (profile(),), took_s=9.0, missing=missing)}
     (made,) = first_plan(on or machine(), [model], None, flags, measured=measured)
     return made
 
@@ -57,6 +63,18 @@ def test_an_engine_without_times_was_not_beaten() -> None:
     assert plan(profile(), untimed).reasons["engine"] == "ONNX Runtime is the one engine that was measured."
     slow = profile(scale=50.0, engine="openvino")
     assert plan(profile(), slow).reasons["engine"].startswith("ONNX Runtime: ")
+
+
+def test_an_engine_that_could_be_installed_is_named_with_the_command() -> None:
+    assert (
+        plan(missing=("openvino",))
+        .reasons["engine"]
+        .endswith(
+            "OpenVINO takes this file too and is not installed: `pip install 'hybrid-serve[openvino]'` has it measured at "
+            "the next start."
+        )
+    )
+    assert "install" not in plan().reasons["engine"]
 
 
 def test_without_an_objective_a_quick_model_need_not_be_quicker_than_anybody_notices() -> None:

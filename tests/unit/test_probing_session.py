@@ -112,6 +112,15 @@ def world(monkeypatch, tmp_path):
     return World(monkeypatch, tmp_path / "probes")
 
 
+def test_engines_that_are_not_installed_are_told_of_whether_it_was_measured_now_or_before(world):
+    assert world.ask()[0].profile.missing == ()
+    del world.versions["openvino"]
+    assert world.ask()[0].profile.missing == ("openvino",)
+    assert world.ask(may_measure=False)[0].profile.missing == ("openvino",)
+    on_a_gpu = replace(MODEL, workers=replace(MODEL.workers, device="cuda"))
+    assert world.ask(model=on_a_gpu)[0].profile.missing == ()
+
+
 def test_what_is_measured_once_is_known(world):
     answer, _ = world.ask()
     assert answer.complete

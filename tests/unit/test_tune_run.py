@@ -186,6 +186,7 @@ def test_an_interrupted_way_back_is_begun_again(monkeypatch):
     [
         ("tune m --admin-token abc --json", "tune m --admin-token *** --json"),
         ("tune m --admin-token=abc", "tune m --admin-token=***"),
+        ("tune m --api-key=a=b --api-key abc", "tune m --api-key=*** --api-key ***"),
         ("tune --admin-token --admin-token --json", "tune --admin-token *** --json"),
         ("tune m --report --x", "tune m --report --x"),
     ],
