@@ -158,7 +158,7 @@ def _alternatives(plan: Plan) -> list[str]:
     if not plan.alternatives:
         return []
     head = f"  {'weighed against':<32}{'rows/s':>9}{'p50 ms':>9}{'p99 ms':>9}"
-    lines = [head + "  at that rate, by times that were"]
+    lines = [head + "  batch times"]
     for one in plan.alternatives:
         engine = "" if one.engine == plan.engine else f" {one.engine}"
         shape = f"{one.instances} x {one.threads_per_instance}, batch {one.max_batch}{engine}"
@@ -166,7 +166,11 @@ def _alternatives(plan: Plan) -> list[str]:
         times = f"{one.rps:>9.4g}{one.p50_ms:>9.3g}{one.p99_ms:>9.3g}"
         default = ", the default of frameworks" if one.is_default else ""
         lines.append(f"  {shape:<32}{times}  {'measured' if one.measured else 'predicted'}{default}")
-    return [*lines, "  `hybrid tune` checks this under load."]
+    footnote = (
+        "Rates and latencies are predicted, the latter at that rate: from batch times that were measured for that very "
+        f"setting, or are predicted too. `hybrid tune {plan.model}` tries them under load and changes nothing itself."
+    )
+    return [*lines, _fill(footnote, "  ", "  ")]
 
 
 def _value(plan: Plan, key: str) -> str:

@@ -77,11 +77,10 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
         where = f"The model's settings ask for `{choice.setting.device}`"
     took = f" in {profile.took_s:.0f} s" if profile.took_s >= 1 else ""
     variable = any(engine.variable for engine in profile.engines)
-    length = f", at a length of {profile.length}" if profile.length and variable else ""
+    unit = "tokens per row" if model.preprocess.text is not None else "along dimensions of any length"
+    length = f", with {profile.length} {unit}" if profile.length and variable else ""
     times = f"{choice.measured} batch times were taken{took}{length}{_crowd(profile)}"
-    space = (
-        f"From them it is told what each of {choice.space} settings (engine, workers, threads, largest batch) carries"
-    )
+    space = f"They predict what each of {choice.space} settings (engine, workers, threads, largest batch) carries"
     return f"{where}. {times}. {space}; {_aim(choice)}.{_beside(choice)}"
 
 
@@ -106,8 +105,8 @@ def _aim(choice: Choice) -> str:
     if known.question.slo_s is not None:
         return f"the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, 95 % of the objective"
     short = known.slo_s <= SHORTEST_OBJECTIVE_S
-    why = "which nobody notices" if short else f"{SLOWEST_TIMES_SINGLE:.0f} times one row alone"
-    return f"no objective is set, so the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, {why}"
+    why = "which nobody notices" if short else f"{SLOWEST_TIMES_SINGLE:.0f} times one row alone at its fastest"
+    return f"no `slo_p99_ms` is set, so the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, {why}"
 
 
 def _engine_reason(choice: Choice) -> str:
@@ -210,7 +209,7 @@ def _batch_reason(choice: Choice, engine: EngineProfile) -> str:
     if engine.memory is not None and limit < 2 * setting.max_batch:
         parts.append(_memory(engine.memory, limit, question.memory_bytes, setting.instances))
     elif choice.larger is not None:
-        parts.append(_larger(choice.rated, choice.larger))
+        parts.append(_larger(choice.rated, choice.larger, _within(choice)))
     text = f"Batch {setting.max_batch}: {'; '.join(parts) or 'the largest that was considered'}."
     return text + _cost(choice)
 
@@ -228,10 +227,14 @@ def _cost(choice: Choice) -> str:
     return f" On one thread a batch costs {_ms(model.fixed_s)}, and {_ms(model.per_row_s)} for each row."
 
 
-def _larger(best: Rated, larger: Rated) -> str:
+def _larger(best: Rated, larger: Rated, within: str) -> str:
     gain = larger.rps / max(best.rps, 1e-12) - 1.0
     gains_words = (
-        f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"loses {-gain:.0%}"
+        f"would gain {gain:.0%}"
+        if gain >= 0.005
+        else f"gains nothing{within}"
+        if gain > -0.02
+        else f"loses {-gain:.0%}"
     )
     slower = larger.batch_s / best.batch_s
     late = ", too long for many who wait for it" if gain <= -0.02 else ""

@@ -212,7 +212,11 @@ def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, 
     if batching == "static":
         wait, why = _STATIC_WAIT_MS, "A static batch costs the same however full it is, so it waits a little for rows."
     max_wait_ms = choices.settle("max_wait_ms", wait, why)
-    early = choices.settle("early_trigger", max_batch, "Equal to max_batch: nothing is released early on purpose.")
+    early = choices.settle(
+        "early_trigger",
+        max_batch,
+        "Equal to max_batch: a batch that waits for more rows leaves early only when it is full.",
+    )
     if early > max_batch and choices.fixed("max_batch") is None:
         # Nobody contradicts himself here, and the times, which decide the batch, must not keep a server from starting.
         choices.reasons["early_trigger"] = (
@@ -233,7 +237,7 @@ def _queue_bytes(machine: MachineFacts) -> tuple[int, str]:
     eighth = machine.memory_limit_bytes // 8
     if eighth < _QUEUE_BYTES:
         return max(1, eighth), f"An eighth of the memory limit ({machine.memory_source}): waiting data stays small."
-    return _QUEUE_BYTES, "256 MiB, less than an eighth of the memory limit: enough for bursts of large requests."
+    return _QUEUE_BYTES, "Enough for bursts of large requests, and at most an eighth of the memory limit."
 
 
 def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, objective: Objective) -> int:
@@ -244,8 +248,8 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     usable = machine.cpu.usable
     processes = min(_MAX_PREPROCESS, max(1, usable // 4))
     why = (
-        f"One process per four of {usable} usable CPUs, 1 to {_MAX_PREPROCESS}: preprocessing costs far "
-        "less than the model."
+        f"One process per four usable CPUs ({usable} here), at least 1 and at most {_MAX_PREPROCESS}: preprocessing "
+        "costs far less than the model."
     )
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)
