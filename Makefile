@@ -32,7 +32,7 @@ PARALLEL := -n 2 --dist worksteal
 # Nor do those of what is answered, and not of when or how often.
 ANSWERS := batch_files batch_static behaviour_errors behaviour_identity behaviour_lengths behaviour_onnx \
 	behaviour_security cli cli_loading client clients_plain clients_real clients_triton compiled engines_served \
-	faults_markers grpc_calls grpc_clients http_large openai_clients profile_verb repository_http
+	faults_markers grpc_clients http_large openai_clients profile_verb repository_http
 TOGETHER := tests/unit $(ANSWERS:%=tests/flow/test_%.py)
 
 test: $(DEV)  ## everything CI runs
