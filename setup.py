@@ -20,7 +20,7 @@ COMPILED = {
     "hybrid": "clock",
     "hybrid/batching": "formation invariants lane lanes poison queue scheduler state types",
     "hybrid/frontend": "admission body connection exchange handler parser reply shared wire",
-    "hybrid/preprocess": "crew pool short text",
+    "hybrid/preprocess": "crew pool short text words",
     "hybrid/protocol": "check json_elements oip_decode oip_encode oip_tensors tensors tensors_json",
     "hybrid/serving": "inference model sizes tally",
     "hybrid/workers": "arena pack",

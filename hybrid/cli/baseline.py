@@ -36,6 +36,8 @@ def baseline(model: str, as_json: bool, url: str | None, api_key: str, seconds: 
 
     Starts a server of its own on a free port, unless --url names one. Requests are made up from what the model takes.
     """
+    if api_key and url is None:
+        raise click.UsageError("--api-key is for the server at --url; one of its own asks for none")
     with _target(model, url, api_key) as (target, name, settings), _progress() as step:
         measured = Prober(target, name, settings, seconds, step).measure()
     if as_json:

@@ -134,6 +134,8 @@ def _wanted(model: str, options: dict[str, Any]) -> _Wanted:
     slo_ms, objective, save, report = (options[key] for key in ("slo_p99_ms", "objective", "save", "report"))
     if objective == "throughput" and slo_ms is not None:
         raise click.UsageError("--slo-p99-ms is for --objective latency; throughput looks at no latency")
+    if options["api_key"] and options["url"] is None:
+        raise click.UsageError("--api-key is for the server at --url; one of its own asks for none")
     if save is not None:
         check_free(save, options["force"])
     if report is not None and not report.resolve().parent.is_dir():

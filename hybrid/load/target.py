@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from hybrid.errors import StartupError
+from hybrid.errors import ConfigError, StartupError
 from hybrid.load.payloads import ModelMetadata, Payload, decode_metadata
 from hybrid.load.spec import Address
 from hybrid.messages import InferResponse
@@ -46,11 +46,13 @@ class Target:
     `api_key` is for a server that asks for one; `headers` is what it means for each request.
 
     Raises:
-        ConfigError: the URL is none of HTTP.
+        ConfigError: the URL is none of HTTP, or the key no header value.
     """
 
     def __init__(self, base: str, pid: int | None = None, *, api_key: str = "") -> None:
         Address(base)
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("the API key has characters that no header may have; expected printable ASCII")
         self.base = base.rstrip("/")
         self.headers = (("X-API-Key", api_key),) if api_key else ()
         self._process = psutil.Process(pid) if pid is not None else None

@@ -167,8 +167,9 @@ def _alternatives(plan: Plan) -> list[str]:
         default = ", the default of frameworks" if one.is_default else ""
         lines.append(f"  {shape:<32}{times}  {'measured' if one.measured else 'predicted'}{default}")
     footnote = (
-        "Rates and latencies are predicted, the latter at that rate: from batch times that were measured for that very "
-        f"setting, or are predicted too. `hybrid tune {plan.model}` tries them under load and changes nothing itself."
+        "Rates, and latencies at them, are predicted: from batch times that were measured with about as many rows on "
+        "the same workers, or are predicted too. `hybrid tune MODEL` looks for the best by load tests, on a server of "
+        "its own."
     )
     return [*lines, _fill(footnote, "  ", "  ")]
 

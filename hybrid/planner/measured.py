@@ -77,8 +77,8 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
         where = f"The model's settings ask for `{choice.setting.device}`"
     took = f" in {profile.took_s:.0f} s" if profile.took_s >= 1 else ""
     variable = any(engine.variable for engine in profile.engines)
-    unit = "tokens per row" if model.preprocess.text is not None else "along dimensions of any length"
-    length = f", with {profile.length} {unit}" if profile.length and variable else ""
+    what = "tokens per row" if model.preprocess.text is not None else "elements along variable dimensions"
+    length = f", with {profile.length} {what}" if profile.length and variable else ""
     times = f"{choice.measured} batch times were taken{took}{length}{_crowd(profile)}"
     space = f"They predict what each of {choice.space} settings (engine, workers, threads, largest batch) carries"
     return f"{where}. {times}. {space}; {_aim(choice)}.{_beside(choice)}"
@@ -121,10 +121,10 @@ def _engine_reason(choice: Choice) -> str:
 
 
 def _missing(profile: ModelProfile) -> str:
-    """Engines that may well be faster, which only measuring can tell: twice for a small transformer in int8."""
+    """Engines that may well be faster, which only measuring can tell: 2.3 times for minilm (bench.planner_fixed)."""
     return "".join(
-        f" {_engine(name)} takes this file too and is not installed: `pip install 'hybrid-serve[{name}]'` has it "
-        "measured at the next start."
+        f" {_engine(name)} takes such files too and is not installed: after `pip install 'hybrid-serve[{name}]'` a "
+        "start that measures compares it."
         for name in profile.missing
     )
 
@@ -138,7 +138,7 @@ def _instances_reason(choice: Choice) -> str:
         share = "1 CPU" if choice.known.question.cpus == 1 else f"{choice.known.question.cpus} CPUs"
         way = f"the only way on this model's share of {share}" if setting.device == "cpu" else "the only way here"
         return f"{_shape(setting)} is {way}: {best.rps:.0f} rows/s{_within(choice)}."
-    how = "measured" if best.measured and rival.measured else "predicted from the measured times"
+    how = "from measured batch times" if best.measured and rival.measured else "partly from predicted batch times"
     text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
     text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}{_all_busy(setting)}, "
     text += f"{_full(rival)} of the other {_ms(rival.batch_s)}{_all_busy(rival.setting)})."
@@ -209,8 +209,8 @@ def _batch_reason(choice: Choice, engine: EngineProfile) -> str:
     if engine.memory is not None and limit < 2 * setting.max_batch:
         parts.append(_memory(engine.memory, limit, question.memory_bytes, setting.instances))
     elif choice.larger is not None:
-        parts.append(_larger(choice.rated, choice.larger, _within(choice)))
-    text = f"Batch {setting.max_batch}: {'; '.join(parts) or 'the largest that was considered'}."
+        parts.append(_larger(choice.rated, choice.larger))
+    text = f"Batch {setting.max_batch}{_within(choice)}: {'; '.join(parts) or 'the largest that was considered'}."
     return text + _cost(choice)
 
 
@@ -227,14 +227,10 @@ def _cost(choice: Choice) -> str:
     return f" On one thread a batch costs {_ms(model.fixed_s)}, and {_ms(model.per_row_s)} for each row."
 
 
-def _larger(best: Rated, larger: Rated, within: str) -> str:
+def _larger(best: Rated, larger: Rated) -> str:
     gain = larger.rps / max(best.rps, 1e-12) - 1.0
     gains_words = (
-        f"would gain {gain:.0%}"
-        if gain >= 0.005
-        else f"gains nothing{within}"
-        if gain > -0.02
-        else f"loses {-gain:.0%}"
+        f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"loses {-gain:.0%}"
     )
     slower = larger.batch_s / best.batch_s
     late = ", too long for many who wait for it" if gain <= -0.02 else ""

@@ -215,7 +215,7 @@ def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, 
     early = choices.settle(
         "early_trigger",
         max_batch,
-        "Equal to max_batch: a batch that waits for more rows leaves early only when it is full.",
+        "Equal to max_batch: no number of rows short of a full batch ends a wait.",
     )
     if early > max_batch and choices.fixed("max_batch") is None:
         # Nobody contradicts himself here, and the times, which decide the batch, must not keep a server from starting.
@@ -253,7 +253,7 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     )
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)
-        why = f"One process per two of {usable} usable CPUs: decoding images keeps pace with the workers."
+        why = f"One process per two usable CPUs ({usable} here): decoding images keeps pace with the workers."
     fitting = max(1, int(_PREPROCESS_MEMORY * machine.memory_limit_bytes) // PROCESS_BYTES)
     if fitting < processes:
         processes, why = fitting, f"As many as a quarter of the memory holds ({machine.memory_source})."

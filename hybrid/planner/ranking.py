@@ -45,7 +45,8 @@ class Rated(Struct, frozen=True):
 
     `best_rps` is what its workers would carry with the batch of `hope` if the predicted times were too long, `sure_rps`
     if they were too short; after `refined` it is the mean over several errors. `batch_s` is the time of a full batch,
-    `measured` whether such a batch was timed. `p50_s` and `p99_s` are latencies at `rps`; nan where nobody asked.
+    `measured` whether one of about as many rows was timed. `p50_s` and `p99_s` are latencies at `rps`; nan where nobody
+    asked.
     """
 
     setting: Setting

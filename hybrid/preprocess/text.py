@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from hybrid.config import TextSettings
 from hybrid.errors import BadRequest, StartupError
 from hybrid.messages import DTYPES, Signature, Tensor, TensorSpec
 from hybrid.preprocess.base import Row
+from hybrid.preprocess.words import KnownWords
 
 #: Characters looked at first, per token wanted. English has about 5 per token, so one look nearly always suffices.
 _CHARACTERS_PER_TOKEN: Final = 16
@@ -30,6 +32,7 @@ class TextPreprocessor:
         self._pad_id = settings.pad_id
         self._tensors = _model_tensors(signature)
         self._tokenizer = _load(settings)
+        self._words = KnownWords(self._tokenizer, settings.max_tokens)
         self._vocabulary: int = self._tokenizer.get_vocab_size()
         kind = type(self._tokenizer.pre_tokenizer).__name__
         self._first_look = settings.max_tokens * _CHARACTERS_PER_TOKEN if kind in _CUT_AT_SPACE else None
@@ -61,6 +64,8 @@ class TextPreprocessor:
 
     def assemble(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Pad the rows to the longest of them, and make masks and token types."""
+        if len(rows) == 1:
+            return self._assemble_one(rows[0][0])
         longest = self.size(rows)
         shape = (len(rows), longest)
         ids, mask = np.full(shape, self._pad_id, np.int64), np.zeros(shape, np.int64)
@@ -72,6 +77,17 @@ class TextPreprocessor:
             Tensor(name, datatype, _as(made[name] if name in made else np.zeros(shape, np.int64), datatype))
             for name, datatype in self._tensors
         )
+
+    def _assemble_one(self, row: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
+        """The same for one row, whose mask and token types all rows of its length share."""
+        tensors = []
+        for name, datatype in self._tensors:
+            if name == "input_ids":
+                array = _as(row, datatype).reshape(1, -1)
+            else:
+                array = _constant(len(row), datatype, int(name == "attention_mask"))
+            tensors.append(Tensor(name, datatype, array))
+        return tuple(tensors)
 
     def size(self, rows: Sequence[Row]) -> int:
         """Return the tokens of the longest row."""
@@ -120,8 +136,16 @@ class TextPreprocessor:
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        # The fast one does not work out where in the text each token was, which nobody asks for.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
+        words = self._words.split(text)
+        known = self._words.ids(words) if words is not None else None
+        if known is not None:
+            return known
+        if words is not None:
+            encoding = self._tokenizer.encode_batch([text])[0]
+            self._words.learn(words, encoding.ids, encoding.word_ids)
+        else:  # does not work out of which word each token is
+            encoding = self._tokenizer.encode_batch_fast([text])[0]
+        ids: list[int] = encoding.ids
         return ids
 
 
@@ -161,6 +185,13 @@ def _model_tensors(signature: Signature) -> tuple[tuple[str, str], ...]:
 
 def _as(array: np.ndarray[Any, Any], datatype: str) -> np.ndarray[Any, Any]:
     return array.astype(DTYPES[datatype], copy=False)
+
+
+@lru_cache(maxsize=256)
+def _constant(length: int, datatype: str, value: int) -> np.ndarray[Any, Any]:
+    array = np.full((1, length), value, DTYPES[datatype])
+    array.flags.writeable = False
+    return array
 
 
 def _last_space(text: str, end: int) -> int:

@@ -142,6 +142,7 @@ class Session:
         self, asking: Asking, record: Record, engines: tuple[EngineProfile, ...], wanted: Sequence[str]
     ) -> Answer | None:
         budget = Budget(self._budget_s)
+        before_s = record.profile.took_s if _any_time(engines) else 0.0  # else what it gave is not used any more
         findings = Findings(list(engines), dict(record.notes), record.reference, record.sample)
         self._find_facts(wanted, findings, budget)
         engines, complete = tuple(findings.engines), not findings.late
@@ -156,7 +157,7 @@ class Session:
             model=self._model.name,
             length=findings.length or record.profile.length,
             engines=(*engines, *(e for e in record.profile.engines if e.engine not in wanted)),
-            took_s=round(record.profile.took_s + budget.spent_s, 2),
+            took_s=round(before_s + budget.spent_s, 2),
             measured_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         if engines or not complete:  # else it could not be loaded, which may be mended

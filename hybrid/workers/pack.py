@@ -75,7 +75,7 @@ def _write(
 
 
 def _copy_rows(target: Array, pieces: Sequence[Rows], index: int, fill: int | None) -> None:
-    if fill is None and all(piece.start == 0 and len(piece.tensors[index].array) == piece.rows for piece in pieces):
+    if all([_is_whole(piece, index, None if fill is None else target.shape[1]) for piece in pieces]):
         if len(pieces) == 1:
             target[...] = pieces[0].tensors[index].array
         else:
@@ -91,6 +91,14 @@ def _copy_rows(target: Array, pieces: Sequence[Rows], index: int, fill: int | No
             target[at : at + count, :length] = source[:, :length]
             target[at : at + count, length:] = fill
         at += count
+
+
+def _is_whole(piece: Rows, index: int, length: int | None) -> bool:
+    """Whether a piece is all of its tensor, as it is: also without anything to fill up to `length`."""
+    array = piece.tensors[index].array
+    if piece.start or len(array) != piece.rows:
+        return False
+    return length is None or array.shape[1] == length == (piece.length or length)
 
 
 def _join_bytes(pieces: Sequence[Rows], index: int) -> bytes:

@@ -309,7 +309,7 @@ class WorkerPool:
             self.first_error = self.first_error or cause
         self.seats[member.seat].ended(cause, lasted=was_ready and member.lasted(self._clock()))
         pid = member.child.pid if member.child is not None else 0
-        batches = ", ".join(f"no. {batch} of {taken.rows} rows" for batch, taken in member.taken.items()) or "none"
+        batches = ", ".join(f"no. {batch} (rows: {taken.rows})" for batch, taken in member.taken.items()) or "none"
         text = "w%d of %s (pid %d) ended: %s; batches in flight: %s"
         log.log(self._trouble, text, member.seat, self.model.name, pid, cause, batches)
 

@@ -64,6 +64,8 @@ def test_a_running_server_and_a_table():
     ("arguments", "code", "words"),
     [
         (("simulated:nothing",), 2, "expected one of"),
+        (("simulated:echo", "--api-key", "k3y"), 2, "for the server at --url"),
+        (("echo", "--url", "http://127.0.0.1:1", "--api-key", "kl\u00fc"), 2, "printable ASCII"),
         (("echo", "--url", "localhost:1"), 2, "expected http://HOST"),
         (("echo", "--url", "http://127.0.0.1:1"), 1, "refused"),
     ],

@@ -150,6 +150,7 @@ def test_a_running_server_gets_its_plan_back(folders, tmp_path):
     assert found["resumed_trials"] >= 3
     assert "--admin-token" in page.read_text()
     assert "s3cret" not in page.read_text()
+    assert "--api-key" in page.read_text()
     assert "k3y" not in page.read_text()
 
 
@@ -184,6 +185,7 @@ def test_an_objective_that_no_request_can_hold_is_told_the_figure(folders):
         (("simulated:nothing",), 2, "expected one of"),
         (("simulated:echo", "--slo-p99-ms", "0"), 2, "--slo-p99-ms"),
         (("simulated:echo", "--slo-p99-ms", "5", "--objective", "throughput"), 2, "looks at no latency"),
+        (("simulated:echo", "--api-key", "k3y"), 2, "for the server at --url"),
         (("simulated:echo", "--save", "../mine"), 2, "cannot be the name of a profile"),
         (("simulated:echo", "--report", "/nowhere/tune.html"), 2, "does not exist"),
         (("echo", "--url", "http://127.0.0.1:1"), 1, "refused"),

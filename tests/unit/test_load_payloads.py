@@ -33,6 +33,12 @@ def decoded(payload):
     return decode_infer(payload.body, int(length) if length is not None else None)
 
 
+def test_headers_for_all_requests_stand_beside_their_own():
+    for kind in (("text", "BYTES", (-1,)), ("x", "FP32", (-1, 4))):
+        plain, keyed = made(kind, count=3), made(kind, count=3, headers=(("X-API-Key", "k3y"),))
+        assert [dict(one.headers) | {"X-API-Key": "k3y"} for one in plain] == [dict(one.headers) for one in keyed]
+
+
 def test_texts_are_different_and_of_the_wanted_lengths():
     payloads = made(("text", "BYTES", (-1,)), rows=2, count=50, lengths=(10, 30))
     assert len({payload.body for payload in payloads}) == 50

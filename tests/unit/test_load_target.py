@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from hybrid.client import Client
-from hybrid.errors import ServerUnreachable, StartupError
+from hybrid.errors import ConfigError, ServerUnreachable, StartupError
 from hybrid.load.target import Target
 
 #: How a gRPC port greets whoever comes with HTTP/1.1.
@@ -30,6 +30,13 @@ def answering(data: bytes) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         thread.join(5)
+
+
+@pytest.mark.parametrize("key", ["k3y\r", "k\u00e9y", "\u043a\u043b\u044e\u0447"])
+def test_a_key_that_no_header_may_have_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="expected printable ASCII") as refused:
+        Target("http://127.0.0.1:1", api_key=key)
+    assert key not in str(refused.value)
 
 
 def ask_to_measure(url: str) -> None:

@@ -67,7 +67,7 @@ def test_an_engine_without_times_was_not_beaten() -> None:
 
 def test_an_engine_that_could_be_installed_is_named_with_the_command() -> None:
     missing = plan(missing=("openvino",)).reasons["engine"]
-    assert "OpenVINO takes this file too and is not installed: `pip install 'hybrid-serve[openvino]'`" in missing
+    assert "OpenVINO takes such files too and is not installed: after `pip install 'hybrid-serve[openvino]'`" in missing
     assert "install" not in plan().reasons["engine"]
 
 
@@ -91,11 +91,12 @@ def test_every_number_says_what_was_measured() -> None:
     assert "what 1 worker x 2 threads carries within a p99 of 190 ms" in reasons["instances"]
     assert "rows/s, " in reasons["instances"]
     assert "on 1 thread and in" in reasons["threads_per_instance"]
-    assert reasons["max_batch"].startswith(f"Batch {made.max_batch}: ")
+    assert reasons["max_batch"].startswith(f"Batch {made.max_batch} within a p99 of 190 ms: ")
     assert "On one thread a batch costs" in reasons["max_batch"]
     assert "6 batch times were taken in 9 s. They predict what each of 72 settings" in reasons["device"]
     assert (
-        "in 9 s, with 32 along dimensions of any length. They predict" in plan(profile(variable=True)).reasons["device"]
+        "in 9 s, with 32 elements along variable dimensions. They predict"
+        in plan(profile(variable=True)).reasons["device"]
     )
     assert "within 190 ms, 95 % of the objective" in reasons["device"]
     assert all(text.endswith(".") and "\n" not in text for text in reasons.values())
@@ -118,7 +119,7 @@ def test_the_table_shows_the_plan_and_what_it_was_weighed_against() -> None:
     assert f"> 2 x 1, batch {made.max_batch}" in text
     assert "weighed against" in text
     assert [line.endswith(", the default of frameworks") for line in text.splitlines()].count(True) == 1
-    assert "`hybrid tune m` tries them under load" in " ".join(text.split())
+    assert "`hybrid tune MODEL` looks for the best by load tests" in " ".join(text.split())
     assert [one.is_default for one in made.alternatives].count(True) == 1
     assert "weighed against" not in plan_table(first_plan(machine(), [ModelSettings(name="m")], None), machine())
 

@@ -242,6 +242,7 @@ def test_times_that_were_taken_in_a_crowd_are_taken_again_once_it_has_gone(world
     world.waited = 0.4
     crowded, _ = world.ask()
     assert crowded.profile.crowded_share == pytest.approx(0.4)
+    assert crowded.profile.took_s == pytest.approx(world.now, abs=0.01)
     world.calm = False
     still, _ = world.ask()
     assert (world.looked_at, world.timed, still.profile.crowded_share) == ([], [], pytest.approx(0.4))
@@ -250,6 +251,7 @@ def test_times_that_were_taken_in_a_crowd_are_taken_again_once_it_has_gone(world
     assert world.looked_at == []  # what the engines are like has not changed
     assert set(world.timed) == {"onnxruntime", "openvino"}
     assert again.profile.crowded_share == 0
+    assert again.profile.took_s == pytest.approx(again.took_s)  # the time that what it knows has cost
     assert all(timing.waited == 0.03 for engine in again.profile.engines for timing in engine.timings)
     assert world.ask()[0].profile == again.profile
     assert world.timed == []
