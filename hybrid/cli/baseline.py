@@ -9,6 +9,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hybrid.cli.finite import FiniteRange
+from hybrid.cli.keys import api_key_option, check_api_key
 from hybrid.cli.output import print_columns, print_json
 from hybrid.load.baseline import STEPS, Baseline, Prober, baseline_json
 from hybrid.load.payloads import PayloadSettings
@@ -23,7 +24,7 @@ _DEFAULT_S = 3.0
 @click.argument("model", metavar="MODEL")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with fixed keys.")
 @click.option("--url", default=None, metavar="URL", help="Measure a running server (http://HOST:PORT) that has MODEL.")
-@click.option("--api-key", default="", help="What --url wants, where it asks for a key.")
+@api_key_option
 @click.option(
     "--seconds",
     type=FiniteRange(min=0.1, max=600),
@@ -36,8 +37,7 @@ def baseline(model: str, as_json: bool, url: str | None, api_key: str, seconds: 
 
     Starts a server of its own on a free port, unless --url names one. Requests are made up from what the model takes.
     """
-    if api_key and url is None:
-        raise click.UsageError("--api-key is for the server at --url; one of its own asks for none")
+    check_api_key(api_key, url)
     with _target(model, url, api_key) as (target, name, settings), _progress() as step:
         measured = Prober(target, name, settings, seconds, step).measure()
     if as_json:

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from hybrid.cli.ending import polite_end
 from hybrid.cli.finite import FiniteRange
+from hybrid.cli.keys import api_key_option, check_api_key, without_secrets
 from hybrid.cli.output import print_columns, print_json
 from hybrid.config import ModelSettings, engines_for
 from hybrid.errors import ConfigError
@@ -34,7 +35,6 @@ from hybrid.tune.trial import Lab
 from hybrid.tune.values import Outcome, Terms
 
 _INTERRUPTED = 130
-_SECRETS = ("--admin-token", "--api-key")
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 @click.option("--resume", is_flag=True, help="Go on where the last run of the same search was stopped.")
 @click.option("--url", default=None, metavar="URL", help="Tune a running server (http://HOST:PORT) that has MODEL.")
 @click.option("--admin-token", default=None, envvar="HYBRID_ADMIN_TOKEN", help="What --url wants before it plans anew.")
-@click.option("--api-key", default="", help="What --url wants, where it asks for a key.")
+@api_key_option
 @click.option(
     "--seconds-per-trial",
     type=FiniteRange(min=0.1, max=600),
@@ -134,8 +134,7 @@ def _wanted(model: str, options: dict[str, Any]) -> _Wanted:
     slo_ms, objective, save, report = (options[key] for key in ("slo_p99_ms", "objective", "save", "report"))
     if objective == "throughput" and slo_ms is not None:
         raise click.UsageError("--slo-p99-ms is for --objective latency; throughput looks at no latency")
-    if options["api_key"] and options["url"] is None:
-        raise click.UsageError("--api-key is for the server at --url; one of its own asks for none")
+    check_api_key(options["api_key"], options["url"])
     if save is not None:
         check_free(save, options["force"])
     if report is not None and not report.resolve().parent.is_dir():
@@ -235,26 +234,13 @@ def _write(outcome: Outcome, wanted: _Wanted) -> None:
         )
         click.echo(f"wrote {path}", err=True)
     if wanted.report is not None:
-        command = shlex.join(["hybrid", *_without_secret(sys.argv[1:])])
+        command = shlex.join(["hybrid", *without_secrets(sys.argv[1:])])
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
         context = Context(command, now, _machine(machine, wanted.url), tuple(_use(outcome, wanted)))
         try:
             wanted.report.write_text(report_html(outcome, context), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--report {wanted.report}: cannot be written: {error.strerror}") from error
-
-
-def _without_secret(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments as they may be shown: a report is passed on."""
-    follows = False
-    for argument in arguments:
-        if follows:
-            yield "***"
-        elif argument.startswith(_SECRETS) and "=" in argument:
-            yield f"{argument.partition('=')[0]}=***"
-        else:
-            yield argument
-        follows = argument in _SECRETS and not follows
 
 
 def _machine(machine: MachineFacts, url: str | None) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ from math import isfinite
 
 from hybrid.config import ModelSettings
 from hybrid.planner.fitted import SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE
-from hybrid.planner.guess import ENGINE_NAMES, MIB, Guess
+from hybrid.planner.guess import MIB, Guess
 from hybrid.planner.latency import turning_point
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
 from hybrid.planner.queueing import mean_latency_s
@@ -15,6 +15,7 @@ from hybrid.planner.ranking import Rated
 from hybrid.planner.search import INSTANCES_GAIN, Choice
 from hybrid.planner.space import rows_in_memory, usable_bytes
 from hybrid.planner.types import Alternative
+from hybrid.planner.wording import all_busy, engine_title, full_batch, ms, rates, ratio, shape_of, within
 
 
 def measured_guess(model: ModelSettings, choice: Choice, profile: ModelProfile) -> Guess:
@@ -88,7 +89,7 @@ def _beside(choice: Choice) -> str:
     cpu_s = choice.known.beside.cpu_s
     if not cpu_s:
         return ""
-    text = f" Taking in, preprocessing and answering a row takes {_ms(cpu_s)} on the same CPUs"
+    text = f" Taking in, preprocessing and answering a row takes {ms(cpu_s)} on the same CPUs"
     return f"{text}; all rates leave room for it."
 
 
@@ -103,28 +104,28 @@ def _aim(choice: Choice) -> str:
     if known.question.objective == "throughput":
         return "the aim is rows per second"
     if known.question.slo_s is not None:
-        return f"the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, 95 % of the objective"
+        return f"the aim is the most rows per second with a p99 within {ms(known.slo_s)}, 95 % of the objective"
     short = known.slo_s <= SHORTEST_OBJECTIVE_S
     why = "which nobody notices" if short else f"{SLOWEST_TIMES_SINGLE:.0f} times one row alone at its fastest"
-    return f"no `slo_p99_ms` is set, so the aim is the most rows per second with a p99 within {_ms(known.slo_s)}, {why}"
+    return f"no `slo_p99_ms` is set, so the aim is the most rows per second with a p99 within {ms(known.slo_s)}, {why}"
 
 
 def _engine_reason(choice: Choice) -> str:
-    own, timed = _engine(choice.setting.engine), choice.known.by_engine
+    own, timed = engine_title(choice.setting.engine), choice.known.by_engine
     others = {one.setting.engine: one for one in reversed(choice.alternatives)}
     others.pop(choice.setting.engine, None)
     if not others:
         return f"{own} is the one engine that was measured." if len(timed) == 1 else f"{own} was the fastest by far."
     best = max(others.values(), key=lambda one: one.rps)
-    other = _engine(best.setting.engine)
-    return f"{own}: {_times(choice.rated, best)} what {other} carries ({_rates(choice.rated, best)})."
+    other = engine_title(best.setting.engine)
+    return f"{own}: {ratio(choice.rated, best)} what {other} carries ({rates(choice.rated, best)})."
 
 
 def _missing(profile: ModelProfile) -> str:
     """Engines that may well be faster, which only measuring can tell: 2.3 times for minilm (bench.planner_fixed)."""
     return "".join(
-        f" {_engine(name)} takes such files too and is not installed: after `pip install 'hybrid-serve[{name}]'` a "
-        "start that measures compares it."
+        f" {engine_title(name)} takes such files too and is not installed: after `pip install 'hybrid-serve[{name}]'` "
+        "a start that measures compares it."
         for name in profile.missing
     )
 
@@ -132,16 +133,16 @@ def _missing(profile: ModelProfile) -> str:
 def _instances_reason(choice: Choice) -> str:
     best, setting = choice.rated, choice.setting
     if choice.known.question.instances is not None:
-        return f"{_shape(setting)}, the number of workers being fixed."
+        return f"{shape_of(setting)}, the number of workers being fixed."
     rival = _rival(choice)
     if rival is None:
         share = "1 CPU" if choice.known.question.cpus == 1 else f"{choice.known.question.cpus} CPUs"
         way = f"the only way on this model's share of {share}" if setting.device == "cpu" else "the only way here"
-        return f"{_shape(setting)} is {way}: {best.rps:.0f} rows/s{_within(choice)}."
+        return f"{shape_of(setting)} is {way}: {best.rps:.0f} rows/s{within(choice)}."
     how = "from measured batch times" if best.measured and rival.measured else "partly from predicted batch times"
-    text = f"{_shape(setting)}: {_times(best, rival)} what {_shape(rival.setting)} carries{_within(choice)} "
-    text += f"({_rates(best, rival)}, {how}; {_full(best)} takes {_ms(best.batch_s)}{_all_busy(setting)}, "
-    text += f"{_full(rival)} of the other {_ms(rival.batch_s)}{_all_busy(rival.setting)})."
+    text = f"{shape_of(setting)}: {ratio(best, rival)} what {shape_of(rival.setting)} carries{within(choice)} "
+    text += f"({rates(best, rival)}, {how}; {full_batch(best)} takes {ms(best.batch_s)}{all_busy(setting)}, "
+    text += f"{full_batch(rival)} of the other {ms(rival.batch_s)}{all_busy(rival.setting)})."
     if setting.device != "cpu" and setting.instances == 1 and 0 < rival.rps / best.rps - 1 <= INSTANCES_GAIN:
         text += f" More workers on one device must gain {INSTANCES_GAIN:.0%}: each holds the weights once more."
     return text + _idle(choice) + _at_half_load(choice)
@@ -155,7 +156,7 @@ def _at_half_load(choice: Choice) -> str:
     single_s = choice.known.seconds(setting, 1)
     per_row_s = (choice.rated.batch_s - single_s) / (rows - 1)
     mean_s = mean_latency_s(choice.rated.rps / 2, single_s - per_row_s, per_row_s)
-    return f" At half of that load a row takes {_ms(mean_s)} in the mean." if isfinite(mean_s) else ""
+    return f" At half of that load a row takes {ms(mean_s)} in the mean." if isfinite(mean_s) else ""
 
 
 def _rival(choice: Choice) -> Rated | None:
@@ -189,7 +190,7 @@ def _threads_reason(choice: Choice) -> str:
     fewer, more = (1, setting.threads) if setting.threads > 1 else (1, known.question.cpus)
     rows = setting.max_batch
     alone = [known.seconds(_with(setting, count), rows) for count in (fewer, more)]
-    text = f"One worker alone runs a batch of {rows} in {_ms(alone[0])} on 1 thread and in {_ms(alone[1])} on {more}: "
+    text = f"One worker alone runs a batch of {rows} in {ms(alone[0])} on 1 thread and in {ms(alone[1])} on {more}: "
     gain = alone[0] / alone[1]
     return text + f"{gain:.2f}x as fast for {more}x the CPUs{'' if gain < 0.8 * more else ', which is worth it'}."
 
@@ -204,13 +205,13 @@ def _batch_reason(choice: Choice, engine: EngineProfile) -> str:
         return f"Fixed at {setting.max_batch}."
     parts = []
     if choice.smaller is not None:
-        parts.append(f"{_times(choice.rated, choice.smaller)} what batch {choice.smaller.setting.max_batch} carries")
+        parts.append(f"{ratio(choice.rated, choice.smaller)} what batch {choice.smaller.setting.max_batch} carries")
     limit = rows_in_memory(engine.memory, question.memory_bytes, setting.instances)
     if engine.memory is not None and limit < 2 * setting.max_batch:
         parts.append(_memory(engine.memory, limit, question.memory_bytes, setting.instances))
     elif choice.larger is not None:
         parts.append(_larger(choice.rated, choice.larger))
-    text = f"Batch {setting.max_batch}{_within(choice)}: {'; '.join(parts) or 'the largest that was considered'}."
+    text = f"Batch {setting.max_batch}{within(choice)}: {'; '.join(parts) or 'the largest that was considered'}."
     return text + _cost(choice)
 
 
@@ -224,7 +225,7 @@ def _cost(choice: Choice) -> str:
         return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
     if setting.device != "cpu":
         return ""
-    return f" On one thread a batch costs {_ms(model.fixed_s)}, and {_ms(model.per_row_s)} for each row."
+    return f" On one thread a batch costs {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
 
 
 def _larger(best: Rated, larger: Rated) -> str:
@@ -256,7 +257,7 @@ def _wait_reason(choice: Choice) -> str:
         return "While the device is busy the next batch fills by itself: waiting adds nothing."
     if setting.max_wait_ms:
         return (
-            f"Waiting up to {setting.max_wait_ms:g} ms, half of one row's time, gains: {_rates(choice.rated, waiting)}."
+            f"Waiting up to {setting.max_wait_ms:g} ms, half of one row's time, gains: {rates(choice.rated, waiting)}."
         )
     change = waiting.rps / max(choice.rated.rps, 1e-12) - 1.0
     return (
@@ -267,38 +268,3 @@ def _wait_reason(choice: Choice) -> str:
 
 def _with(setting: Setting, threads: int) -> Setting:
     return Setting(setting.engine, 1, threads, setting.max_batch, device=setting.device)
-
-
-def _within(choice: Choice) -> str:
-    return "" if choice.known.question.objective == "throughput" else f" within a p99 of {_ms(choice.known.slo_s)}"
-
-
-def _shape(setting: Setting) -> str:
-    workers = "1 worker" if setting.instances == 1 else f"{setting.instances} workers"
-    return f"{workers} x {setting.threads} thread{'' if setting.threads == 1 else 's'}"
-
-
-def _all_busy(setting: Setting) -> str:
-    return " with all workers busy" if setting.instances > 1 else ""
-
-
-def _full(one: Rated) -> str:
-    rows = one.setting.max_batch
-    return "one row" if rows == 1 else f"a full batch of {rows}"
-
-
-def _times(best: Rated, other: Rated) -> str:
-    ratio = best.rps / max(other.rps, 1e-12)
-    return f"{ratio:.2f}x" if ratio < 100 else "over 100x"
-
-
-def _rates(best: Rated, other: Rated) -> str:
-    return f"{best.rps:.0f} against {other.rps:.0f} rows/s"
-
-
-def _engine(name: str) -> str:
-    return ENGINE_NAMES.get(name, name)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000.0:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -212,11 +212,7 @@ def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, 
     if batching == "static":
         wait, why = _STATIC_WAIT_MS, "A static batch costs the same however full it is, so it waits a little for rows."
     max_wait_ms = choices.settle("max_wait_ms", wait, why)
-    early = choices.settle(
-        "early_trigger",
-        max_batch,
-        "Equal to max_batch: no number of rows short of a full batch ends a wait.",
-    )
+    early = choices.settle("early_trigger", max_batch, "Equal to max_batch: fewer rows than that end no wait.")
     if early > max_batch and choices.fixed("max_batch") is None:
         # Nobody contradicts himself here, and the times, which decide the batch, must not keep a server from starting.
         choices.reasons["early_trigger"] = (

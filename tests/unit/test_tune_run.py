@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from hybrid.cli.tune import _digest, _without_secret
+from hybrid.cli.keys import without_secrets
+from hybrid.cli.tune import _digest
 from hybrid.config import BatchingSettings, ModelSettings
 from hybrid.errors import ConfigError, StartupError
 from hybrid.load.payloads import Payload, PayloadSettings
@@ -192,4 +193,4 @@ def test_an_interrupted_way_back_is_begun_again(monkeypatch):
     ],
 )
 def test_a_report_does_not_show_the_token(given, shown):
-    assert " ".join(_without_secret(given.split())) == shown
+    assert " ".join(without_secrets(given.split())) == shown
