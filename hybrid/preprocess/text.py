@@ -136,16 +136,10 @@ class TextPreprocessor:
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        words = self._words.split(text)
-        known = self._words.ids(words) if words is not None else None
-        if known is not None:
-            return known
-        if words is not None:
-            encoding = self._tokenizer.encode_batch([text])[0]
-            self._words.learn(words, encoding.ids, encoding.word_ids)
-        else:  # does not work out of which word each token is
-            encoding = self._tokenizer.encode_batch_fast([text])[0]
-        ids: list[int] = encoding.ids
+        ids = self._words.ids(text)
+        if ids is None:
+            # The fast one does not work out where in the text each token was, which nobody asks for.
+            ids = self._tokenizer.encode_batch_fast([text])[0].ids
         return ids
 
 

@@ -20,15 +20,19 @@ _WORD: Final = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
 _PLAIN: Final = "\t\n\r" + "".join(map(chr, range(0x20, 0x7F)))
 #: Longer texts are cut first, and what is long in the library is not the looking up of words.
 _LONGEST_TEXT: Final = 4096
-#: Words that are kept, some 200 bytes each. A text that is made up has no word twice: then all are forgotten, and the
-#: usual ones are back soon.
+#: Words that are kept, some 200 bytes each. Whoever sends no word twice makes them be forgotten, and the usual ones are
+#: back soon.
 _MOST: Final = 16_384
 #: Longer ones are rare, and would make the bound one of words and not of bytes.
 _LONGEST: Final = 40
+#: A word alone takes the library twice as long as in a text. So of a text that is mostly new, only so many are learned
+#: beside.
+_NEW_AT_ONCE: Final = 4
+_PROBE: Final = "Don't stop-believing: x_y, (3.14) unbelievably FAST~ and $#@!"
 
 
 class KnownWords:
-    """Tokens of words, for a tokenizer of BERT's kind; for any other there are no words.
+    """Tokens of words, for a tokenizer of BERT's kind; for any other there are none.
 
     Args:
         tokenizer: truncates to `max_tokens`, special tokens included.
@@ -36,49 +40,51 @@ class KnownWords:
     """
 
     def __init__(self, tokenizer: "Tokenizer", max_tokens: int) -> None:
+        self._tokenizer = tokenizer
         self._known: dict[str, list[int]] = {}
         self._before, self._after = _special_ids(tokenizer)
-        self._room = max_tokens - len(self._before) - len(self._after)
+        self._longest = max_tokens - len(self._after)
         characters = _plain_characters(tokenizer) if _is_bert(tokenizer) else ""
         self._plain = re.compile(f"[{re.escape(characters)}]*") if characters else None
+        if self._plain is not None and not self._is_right():
+            self._plain = None
 
-    def split(self, text: str) -> list[str] | None:
-        """Return the words of a text, None where only the tokenizer can tell them."""
+    def ids(self, text: str) -> list[int] | None:
+        """Return the token ids of a text, special tokens included; None where the tokenizer is to be asked."""
         plain = self._plain
         if plain is None or len(text) > _LONGEST_TEXT or plain.fullmatch(text) is None:
             return None
-        return _WORD.findall(text)
-
-    def ids(self, words: Sequence[str]) -> list[int] | None:
-        """Return the token ids of a text, special tokens included; None when a word is not known yet."""
         known = self._known
+        words: list[str] = _WORD.findall(text)
+        new = [word for word in words if word not in known]
+        if new:
+            few = 2 * len(new) < len(words)
+            if not self._learn(new if few else new[:_NEW_AT_ONCE]) or not few:
+                return None
         ids = self._before.copy()
         for word in words:
-            found = known.get(word)
-            if found is None:
-                return None
-            ids += found
-        if len(ids) > self._room + len(self._before):
-            del ids[self._room + len(self._before) :]
+            ids += known[word]
+        if len(ids) > self._longest:
+            del ids[self._longest :]
         ids += self._after
         return ids
 
-    def learn(self, words: Sequence[str], ids: Sequence[int], places: Sequence[int | None]) -> None:
-        """Take in what the tokenizer made of a text. `places`: of each token, which word it is of; None if special."""
-        tokens: dict[int, list[int]] = {}
-        for token, place in zip(ids, places, strict=True):
-            if place is not None:
-                tokens.setdefault(place, []).append(token)
-        if sum(map(len, tokens.values())) >= self._room:
-            tokens.popitem()  # the last word may have been cut off
-        elif len(tokens) != len(words):
-            self._plain = None  # it has other rules after all
-            return
-        if len(self._known) + len(tokens) > _MOST:
+    def _learn(self, words: Sequence[str]) -> bool:
+        """Ask for the tokens of words and keep them. False where one is not kept, or others had to go for them."""
+        if max(map(len, words)) > _LONGEST:
+            return False
+        forgets = len(self._known) + len(words) > _MOST
+        if forgets:
             self._known.clear()
-        for place, made in tokens.items():
-            if len(words[place]) <= _LONGEST:
-                self._known[words[place]] = made
+        made = self._tokenizer.encode_batch_fast(list(words), add_special_tokens=False)
+        for word, encoding in zip(words, made, strict=True):
+            self._known[word] = encoding.ids
+        return not forgets
+
+    def _is_right(self) -> bool:
+        """Whether the words of a text with everything in it have the tokens that the text has."""
+        self._learn(_WORD.findall(_PROBE))
+        return self.ids(_PROBE) == self._tokenizer.encode(_PROBE).ids
 
 
 def _is_bert(tokenizer: "Tokenizer") -> bool:
