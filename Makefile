@@ -29,15 +29,9 @@ serve: $(if $(wildcard $(DEV)),$(DEV),$(STAMP))  ## serve the built-in models on
 # something takes under load, wants the machine for itself. Not `loadfile`, which never ends after a process has crashed.
 PARALLEL := -n 2 --dist worksteal
 
-# Run with the unit tests: those of real processes that look at what is answered, not at when or how often.
-ANSWERS := batch_files behaviour_errors behaviour_identity behaviour_onnx behaviour_security cli cli_loading client \
-	clients_plain clients_real clients_triton compiled engines_served grpc_clients http_large openai_clients \
-	profile_verb repository_http
-TOGETHER := tests/unit $(ANSWERS:%=tests/flow/test_%.py)
-
 test: $(DEV)  ## everything CI runs
-	$(BIN)/python -m pytest $(PARALLEL) $(TOGETHER)
-	$(BIN)/python -m pytest $(TOGETHER:%=--ignore=%)
+	$(BIN)/python -m pytest $(PARALLEL) tests/unit
+	$(BIN)/python -m pytest --ignore=tests/unit
 
 unit: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) tests/unit

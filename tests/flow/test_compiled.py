@@ -1,6 +1,5 @@
 """The serving path compiled, against the same files interpreted: the same answer to everything."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -62,20 +61,7 @@ ASKED = [
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with its modules compiled beside their sources, as they are in an installed one."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent  # of this run: compiled once, whichever of its processes gets these tests
-    tree = shared / "compiled"
-    with (shared / "compiled.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (tree / "done").exists():
-            _compile(tree)
-            (tree / "done").touch()
-    return tree
-
-
-def _compile(tree: Path) -> None:
-    shutil.rmtree(tree, ignore_errors=True)  # of a try that failed
+    tree = tmp_path_factory.mktemp("compiled")
     for name in ("hybrid", "profiles"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -89,6 +75,7 @@ def _compile(tree: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    return tree
 
 
 @pytest.fixture(scope="module")
