@@ -11,7 +11,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # As users install it, the serving path compiled.
-$(STAMP): pyproject.toml setup.py $(shell find hybrid profiles -type f -not -name '*.pyc') | $(BIN)/python
+$(STAMP): pyproject.toml setup.py compile.ini $(shell find hybrid profiles -type f -not -name '*.pyc') | $(BIN)/python
 	@echo 'installing; where there is a C compiler this takes a minute or two'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[demo]'
 	@touch $@

@@ -56,7 +56,10 @@ def _installed() -> Path:
     """Install this checkout into an environment of its own, again when a source has changed; returns its python."""
     python = environment("installed")
     stamp = python.parent.parent / "stamp"
-    sources = [ROOT / "setup.py", ROOT / "pyproject.toml", *(ROOT / "hybrid").rglob("*")]  # folders for what is gone
+    sources = [
+        *(ROOT / name for name in ("setup.py", "compile.ini", "pyproject.toml")),
+        *(ROOT / "hybrid").rglob("*"),
+    ]  # folders for what is gone
     newest_s = max(path.stat().st_mtime for path in sources if "__pycache__" not in str(path))
     if not stamp.exists() or stamp.stat().st_mtime < newest_s:
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall"]
