@@ -40,6 +40,13 @@ class Refused(StartupError):
         self.words = words
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The load follows none either, and another server is not to be told the key of this one."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Leave the answer as it is: an error."""
+
+
 class Target:
     """A server at `base` (http://HOST:PORT). `pid` is that of its own process where it runs here.
 
@@ -57,7 +64,7 @@ class Target:
         self.headers = (("X-API-Key", api_key),) if api_key else ()
         self._process = psutil.Process(pid) if pid is not None else None
         # Without proxies, as the load itself.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
     def infer_url(self, model: str) -> str:
         """Return where requests for a model go."""

@@ -42,12 +42,17 @@ class KnownWords:
     def __init__(self, tokenizer: "Tokenizer", max_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._known: dict[str, list[int]] = {}
-        self._before, self._after = _special_ids(tokenizer)
-        self._longest = max_tokens - len(self._after)
+        self._before: list[int] = []
+        self._after: list[int] = []
+        self._longest = max_tokens
+        self._plain: re.Pattern[str] | None = None
         characters = _plain_characters(tokenizer) if _is_bert(tokenizer) else ""
-        self._plain = re.compile(f"[{re.escape(characters)}]*") if characters else None
-        if self._plain is not None and not self._is_right():
-            self._plain = None
+        if characters:
+            self._before, self._after = _special_ids(tokenizer)
+            self._longest -= len(self._after)
+            self._plain = re.compile(f"[{re.escape(characters)}]*")
+            if not self._is_right():
+                self._plain = None
 
     def ids(self, text: str) -> list[int] | None:
         """Return the token ids of a text, special tokens included; None where the tokenizer is to be asked."""
@@ -88,22 +93,27 @@ class KnownWords:
 
 
 def _is_bert(tokenizer: "Tokenizer") -> bool:
+    """Whether words are what BERT's are, and each has tokens: without one for what is unknown, some raise an error."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
-    return [type(part).__name__ for part in parts] == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+    if [type(part).__name__ for part in parts] != ["BertNormalizer", "BertPreTokenizer", "WordPiece"]:
+        return False
+    return tokenizer.token_to_id(tokenizer.model.unk_token) is not None
 
 
 def _special_ids(tokenizer: "Tokenizer") -> tuple[list[int], list[int]]:
     """What a tokenizer puts before and after the tokens of each text."""
-    bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
-    return [], []
+    whole = tokenizer.encode("a")
+    start = whole.special_tokens_mask.index(0)
+    end = start + whole.special_tokens_mask.count(0)
+    return whole.ids[:start], whole.ids[end:]
 
 
 def _plain_characters(tokenizer: "Tokenizer") -> str:
-    """Those with which no special token begins, in either case: it counts as one wherever it stands in a text."""
+    """Those with which no added token begins: it counts as one wherever it stands in a text.
+
+    None of them where one begins with a letter, or with what may be made a letter, or nothing, before it is looked for.
+    """
     added = {token.content[:1] for token in tokenizer.get_added_tokens_decoder().values()}
-    if added & {*string.ascii_letters, *string.digits, *string.whitespace, ""}:
+    if added - {*string.punctuation}:
         return ""
     return "".join(character for character in _PLAIN if character not in added)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import pytest
 
 from hybrid.client import Client
 from hybrid.errors import ConfigError, ServerUnreachable, StartupError
-from hybrid.load.target import Target
+from hybrid.load.target import Refused, Target
 
 #: How a gRPC port greets whoever comes with HTTP/1.1.
 HTTP2 = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00\x00\x00\x08\x07\x00\x00\x00"
@@ -37,6 +38,16 @@ def test_a_key_that_no_header_may_have_is_refused_and_not_shown(key: str) -> Non
     with pytest.raises(ConfigError, match="expected printable ASCII") as refused:
         Target("http://127.0.0.1:1", api_key=key)
     assert key not in str(refused.value)
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """Elsewhere somebody would be told the key."""
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as elsewhere:
+        head = f"HTTP/1.1 302 Found\r\nLocation: {elsewhere}/v2\r\nContent-Length: 0\r\n\r\n"
+        with answering(head.encode()) as url, pytest.raises(Refused) as refused:
+            Target(url, api_key="k3y").call("/v2")
+        assert refused.value.answer_status == 302
+        urllib.request.urlopen(elsewhere, timeout=5).close()  # nobody has taken its one answer
 
 
 def ask_to_measure(url: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from hybrid.models import builtin
 from hybrid.preprocess import words as module
@@ -122,6 +122,34 @@ def test_a_tokenizer_of_another_kind_knows_no_words() -> None:
     known = KnownWords(other, 8)
     known.ids("a")
     assert known.ids("a a a") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["\u00cele de France", "\u00c9-mail", "\u00a0foo", "\u2260", "\x00foo", " foo", "the"]
+)
+def test_an_added_token_that_plain_text_may_become_leaves_all_to_the_library(content: str) -> None:
+    library = tokenizer()
+    library.add_tokens([AddedToken(content, normalized=True)])
+    known = KnownWords(library, MAX_TOKENS)
+    for text in ("ile de france", "e-mail", "a foo", "a=b", "the boat"):
+        for _ in range(3):
+            assert known.ids(text) is None
+
+
+def test_without_a_token_for_the_unknown_the_library_says_what_is_wrong() -> None:
+    bare = Tokenizer(models.WordPiece({"a": 0, "boat": 1}, unk_token="[UNK]"))  # type: ignore[call-arg]
+    bare.normalizer, bare.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    assert KnownWords(bare, 8).ids("boat") is None
+
+
+def test_special_tokens_are_told_from_a_word_that_looks_like_one() -> None:
+    odd = Tokenizer(models.WordPiece({"a": 0, "[SEP]": 1, "boat": 2}, unk_token="a"))  # type: ignore[call-arg]
+    odd.normalizer, odd.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    odd.post_processor = processors.TemplateProcessing(single="a $A [SEP]", special_tokens=[("a", 0), ("[SEP]", 1)])
+    odd.enable_truncation(3)
+    known = KnownWords(odd, 3)
+    known.ids("boat boat")
+    assert known.ids("boat boat boat") == odd.encode("boat boat boat").ids == [0, 2, 1]
 
 
 def test_one_that_turns_out_to_have_other_rules_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
