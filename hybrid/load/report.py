@@ -4,6 +4,7 @@ Owns the definitions of throughput, goodput, attainment and of a void run. Knows
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -84,8 +85,15 @@ class LoadResult(Struct, frozen=True, kw_only=True):
         return None if self.slo_s is None or not self.offered_n else self.good_n / self.offered_n
 
     def latency_at(self, quantile: float) -> float | None:
-        """Return a latency quantile (0..1) in seconds, within 2.2 %; None without answers."""
-        return Histogram.from_sparse(self.latency).percentile(quantile)
+        """Return a latency quantile (0..1) in seconds, within 2.2 %; None without answers.
+
+        It is never on the wrong side of `slo_s`: buckets are wider than that, but answers within it were counted.
+        """
+        about_s = Histogram.from_sparse(self.latency).percentile(quantile)
+        if about_s is None or self.slo_s is None:
+            return about_s
+        within = self.good_n >= max(1, ceil(quantile * self.latency.count))
+        return min(about_s, self.slo_s) if within else max(about_s, self.slo_s)
 
     @property
     def lag_p99_s(self) -> float | None:

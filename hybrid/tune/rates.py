@@ -9,6 +9,7 @@ import math
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hybrid.planner.measures import Setting
 from hybrid.tune.book import Book, Steps
@@ -39,21 +40,24 @@ _CONFIRM_SEED: Final = 200  # other arrivals than those that the rate was found 
 
 
 class Rate(Struct, frozen=True):
-    """A rate that held, with what was seen there; not `measured` when that was at a rate above it."""
+    """A rate with what its last window showed, and at most what the 99th percentile of all its windows is.
+
+    `certain` when the rule says that it holds, not `measured` when its windows were at a rate above it.
+    """
 
     rps: float
     seen: Seen
     certain: bool
+    p99_s: float | None
     measured: bool = True
 
 
 class _Verdict(Struct, frozen=True):
-    """Whether a rate holds, whether that is certain, and whether it is more likely than not all the same."""
+    """Whether a rate holds, and whether that is more likely than not all the same."""
 
+    rate: Rate
     holds: bool
-    certain: bool
     likely: bool
-    seen: Seen
 
 
 def planned_s(terms: Terms) -> tuple[float, float, float]:
@@ -74,6 +78,7 @@ class Rates:
         self._terms = terms
         self._slo_s = slo_s
         self._seed = 0
+        self._held: list[tuple[Setting, Rate]] = []
 
     def largest(
         self, setting: Setting, closed_rps: float, beat_rps: float | None, single_s: float | None
@@ -89,7 +94,8 @@ class Rates:
         for step in range(_STEPS):
             verdict = yield from self._try(setting, rate_rps, single_s, f"rate {step + 1}: {rate_rps:.4g}/s")
             if verdict.holds:
-                low, held = Rate(rate_rps, verdict.seen, verdict.certain), held + 1
+                low, held = verdict.rate, held + 1
+                self._held.append((setting, low))
                 high_rps = high_rps if rate_rps < high_rps else math.inf
             else:
                 high_rps, failed = rate_rps, failed + 1
@@ -113,12 +119,12 @@ class Rates:
         for attempt in range(1, _CONFIRMS + 1):
             if not self._book.time_for(_CONFIRM_WINDOWS * self._terms.window_s):
                 below = self._held_below(setting, rate_rps) if attempt > 1 else None
-                return likely or below or Rate(rate_rps, rate.seen, False, measured=False)
+                return likely or below or replace(rate, rps=rate_rps, certain=False, measured=False)
             text = f"confirming {rate_rps:.4g}/s"
             verdict = yield from self._try(setting, rate_rps, single_s, text, confirm=True)
             if verdict.holds:
-                return Rate(rate_rps, verdict.seen, verdict.certain)
-            likely = Rate(rate_rps, verdict.seen, False) if verdict.likely else None
+                return verdict.rate
+            likely = verdict.rate if verdict.likely else None
             rate_rps *= 1.0 - _CONFIRM_DOWN * attempt
         return likely
 
@@ -144,12 +150,14 @@ class Rates:
         longest_s = windows * self._terms.window_s
         seconds = min(longest_s, max(self._terms.window_s, 1.05 * needed(late) / rate_rps))
         n = late_n = 0
+        p99_s: float | None = None
         verdict = "undecided"
         for _ in range(2):
             limit = max(1, hopeless(max(1, n + math.ceil(1.1 * rate_rps * seconds))) - late_n)
             load = Load(seconds, rate_rps=rate_rps, seed=self._next_seed(), late_limit=limit, slo_s=self._slo_s)
             seen = yield from self._book.ask(setting, load, "confirm" if confirm else "rate", text)
             n, late_n = n + seen.offered_n, late_n + seen.late_n
+            p99_s = max(p99_s or 0.0, seen.p99_s) if seen.p99_s is not None else p99_s
             why = exploded(seen, single_s)
             verdict = "fail" if seen.stopped or seen.failure or why or not n else judge(n, late_n)
             self._book.mark(f"fail: {why or seen.failure}" if why or seen.failure else verdict)
@@ -160,16 +168,15 @@ class Rates:
         holds = verdict == "pass" or (likely and (not confirm or late_n <= _CONFIRM_SHARE * limit_n))
         if verdict == "undecided":
             self._book.mark("pass, not certain" if holds else "fail, not certain")
-        return _Verdict(holds, verdict == "pass", likely, seen)
+        if p99_s is not None:  # of the windows together it lies between theirs, and on the side that the count says
+            p99_s = min(p99_s, self._slo_s) if late_n <= limit_n else max(p99_s, self._slo_s)
+        return _Verdict(Rate(rate_rps, seen, verdict == "pass", p99_s), holds, likely)
 
     def _held_below(self, setting: Setting, rate_rps: float) -> Rate | None:
         """The largest rate that was seen to hold on the way up and is not above one that now failed."""
-        held = [
-            Rate(trial.ask.load.rate_rps, trial.seen, False)
-            for trial in self._book.trials
-            if trial.ask.setting == setting and trial.ask.stage == "rate" and trial.verdict.startswith("pass")
-        ]
-        return max((one for one in held if one.rps <= rate_rps), key=lambda one: one.rps, default=None)
+        held = (rate for of, rate in self._held if of == setting and rate.rps <= rate_rps)
+        found = max(held, key=lambda rate: rate.rps, default=None)
+        return None if found is None else replace(found, certain=False)
 
     def _next_seed(self) -> int:
         self._seed += 1

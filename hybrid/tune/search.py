@@ -153,7 +153,7 @@ def _goodput(book: Book, scored: list[Scored], terms: Terms, singles: Mapping[Sh
     at = next((t for t in reversed(book.trials) if t.seen is confirmed.seen), None)
     curve = yield from rates.curve(best[0], at, confirmed.rps)
     note = "" if confirmed.measured else _NO_TIME
-    return _Best(best[0], confirmed.rps, confirmed.seen.p99_s, confirmed.certain, curve, note)
+    return _Best(best[0], confirmed.rps, confirmed.p99_s, confirmed.certain, curve, note)
 
 
 def _saturated(book: Book, winner: Scored, terms: Terms) -> Steps[_Best]:

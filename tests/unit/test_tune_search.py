@@ -116,16 +116,38 @@ def test_a_rate_that_was_not_measured_is_not_passed_off_as_one():
     assert "no time left to measure the rate" in short.notes[0]
 
 
+def driven(steps, see, left_s=BUDGET_S):
+    """Answer every question by `see(load)` and return (what the steps return, the loads that were asked)."""
+    loads = []
+    try:
+        ask = next(steps)
+        while True:
+            loads.append(ask.load)
+            ask = steps.send(Answer(see(ask.load), left_s))
+    except StopIteration as end:
+        return end.value, loads
+
+
 def test_without_time_a_rate_that_held_is_confirmed_in_place_of_one_that_did_not():
-    setting, book = default_setting(BOUNDS), Book(BUDGET_S)
-    asks = [Ask(setting, Load(1.0, rate_rps=rate), "rate") for rate in (100.0, 140.0, 150.0, 160.0)]
-    book.trials = [Trial(ask, Seen(p99_s=0.1), "pass") for ask in asks]
-    book.mark("fail")
-    steps = Rates(book, Terms(slo_s=0.2), 0.2).confirm(setting, Rate(150.0, Seen(p99_s=0.15), True), None)
-    assert next(steps).load.rate_rps == pytest.approx(0.97 * 150.0)
-    with pytest.raises(StopIteration) as end:
-        steps.send(Answer(Seen(offered_n=100, late_n=100, stopped=True), left_s=0.0))
-    assert end.value.value == Rate(100.0, Seen(p99_s=0.1), False)
+    setting = default_setting(BOUNDS)
+    rates = Rates(Book(BUDGET_S), Terms(slo_s=0.2), 0.2)
+    fine, late = Seen(offered_n=2000, p99_s=0.1), Seen(offered_n=100, late_n=100, stopped=True, p99_s=1.0)
+    largest, loads = driven(rates.largest(setting, 100.0, None, None), lambda load: fine if load.rate_rps < 150 else late)
+    held = sorted(load.rate_rps for load in loads if load.rate_rps < 150)
+    assert largest.rps == held[-1]
+    found, asked = driven(rates.confirm(setting, largest, None), lambda load: late, left_s=0.0)
+    below = [rps for rps in held if rps <= asked[0].rate_rps * 0.95]
+    assert asked[0].rate_rps == pytest.approx(0.97 * held[-1])
+    assert (found.rps, found.p99_s, found.certain) == (below[-1], 0.1, False)
+
+
+@pytest.mark.parametrize(("late", "p99_s"), [((0, 2), 0.2), ((2, 0), 0.2), ((0, 0), 0.19)])
+def test_two_windows_have_one_percentile_and_it_is_within_the_objective_that_they_held(late, p99_s):
+    windows = iter([Seen(offered_n=150, late_n=n, p99_s=0.21 if n else 0.19) for n in late])
+    rates = Rates(Book(BUDGET_S), Terms(slo_s=0.2), 0.2)
+    found, asked = driven(rates.confirm(default_setting(BOUNDS), Rate(150.0, Seen(), True, 0.1), None), lambda _: next(windows))
+    assert len(asked) == 2
+    assert (found.p99_s, found.certain) == (p99_s, False)
 
 
 def test_the_confirmation_uses_other_arrivals_and_comes_after(found):
