@@ -72,8 +72,9 @@ class Models(Struct, frozen=True):
         """`curve` of workers that are busy all the time, where the CPUs do the rest of the work as well.
 
         While each of n workers runs b rows, the same CPUs take in and answer n x b requests. That costs nothing while
-        it fits onto CPUs that stay idle; the rest delays workers. What holds for busy workers is taken for all: only
-        these decide what load is carried, and so the front end needs no queue of its own in the replay.
+        it fits onto CPUs that stay idle; the rest delays workers. A worker waits while its batch is handed over. What
+        holds for busy workers is taken for all: only these decide what load is carried, and so the front end needs no
+        queue of its own in the replay.
         """
         own_s = self.curve(setting)
         if not self.beside.cpu_s:
@@ -85,6 +86,7 @@ class Models(Struct, frozen=True):
         if setting.device == "cpu":
             lost = _lost(setting.threads)
             idle_cpus = max(0, cpus - workers * setting.threads)
+            own_s = own_s + self.beside.turn_s  # a device has its next batch before; a CPU could do no more with it
             delayed_s = (own_s + lost * rows * self.beside.cpu_s) / (1.0 + lost * idle_cpus / workers)
             least_s = np.maximum(least_s, delayed_s)
         return np.maximum(own_s, least_s)
@@ -146,7 +148,7 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
 
 def _beside(engines: Sequence[EngineProfile]) -> Beside:
     """The mean: each is measured in a moment, and a difference between engines would be chance."""
-    return Beside(fmean(one.beside.cpu_s for one in engines), fmean(one.beside.loop_s for one in engines))
+    return Beside(*(fmean(getattr(one.beside, name) for one in engines) for name in Beside.__struct_fields__))
 
 
 def _lost(threads: int) -> float:

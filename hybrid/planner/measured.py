@@ -86,10 +86,11 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
 
 
 def _beside(choice: Choice) -> str:
-    cpu_s = choice.known.beside.cpu_s
-    if not cpu_s:
+    beside = choice.known.beside
+    if not beside.cpu_s:
         return ""
-    text = f" Taking in, preprocessing and answering a row takes {ms(cpu_s)} on the same CPUs"
+    turn = f", and handing over a batch {ms(beside.turn_s)}" if beside.turn_s and choice.setting.device == "cpu" else ""
+    text = f" Taking in, preprocessing and answering a row takes {ms(beside.cpu_s)} on the same CPUs{turn}"
     return f"{text}; all rates leave room for it."
 
 

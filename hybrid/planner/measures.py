@@ -79,13 +79,15 @@ class MemoryLine(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """What a request of one row costs outside of the workers, in CPU seconds: `cpu_s` in all, as requests come.
+    """What requests cost outside of the model, in CPU seconds: `cpu_s` each row outside of the workers.
 
-    `loop_s` is the part of the server's event loop, which has one CPU at most, where it is busy all the time.
+    `loop_s` is the part of the server's event loop, which has one CPU at most, where it is busy all the time. `turn_s`
+    is what each batch costs however many rows it has: until a worker has the next one, from the end of the last.
     """
 
     cpu_s: float = 0.0
     loop_s: float = 0.0
+    turn_s: float = 0.0
 
 
 class EngineProfile(Struct, frozen=True):

@@ -20,14 +20,16 @@ from hybrid.protocol.oip_client import encode_request
 from hybrid.protocol.oip_decode import decode_infer
 from hybrid.protocol.oip_encode import encode_infer
 
-#: What no part of a model has to do with: HTTP, queue, batch, messages, being woken. `python -m bench null_overhead`:
-#: 43 to 49 us per request of 64 clients, where the loop is busy all the time, and 270 to 310 us of one. Not measured
-#: per machine: that would take a whole server, and only models that take microseconds feel the difference.
-_BUSY_REQUEST_S: Final = 50e-6
-_REQUEST_S: Final = 150e-6
-#: How much longer the same code takes where workers run in between: caches have forgotten it. For `minilm` the process
-#: of the server takes 300 to 440 us of CPU per request under load, and a bare loop of the same code 125 us.
+#: What no part of a model has to do with, for each request: HTTP and queue. `python -m bench null_overhead`: 43 to 49
+#: us of 64 clients, where the loop is busy all the time. Not measured per machine: that would take a whole server.
+_REQUEST_S: Final = 50e-6
+#: How much longer the same code takes where workers run in between: caches have forgotten it.
 _COLD: Final = 2.0
+#: The same for each batch: messages, memory, being woken, once in the server and once in the worker. Saturated servers
+#: on two CPUs, batches of 1 to 16 rows: the process of the server takes 0.17 ms per row and 0.5 ms per batch beside two
+#: workers (`minilm`), 0.05 and 0.4 ms with a CPU for itself (an MLP), whose worker waits for 0.35 to 0.6 ms meanwhile
+#: and takes 0.2 to 0.3 ms more for a batch than in a loop of the model alone. Waking a sleeping CPU is 0.1 ms of it.
+_TURN_S: Final = 700e-6
 _WINDOW_S: Final = 0.01
 _LONG_S: Final = 0.2
 _FEWEST: Final = 3
@@ -39,7 +41,7 @@ def beside_of(feed: Feed, signature: Signature, outputs: Arrays) -> Beside:
     row_s, loop_s = _row_s(feed), _copy_s(feed, outputs) + _codec_s(feed, signature, outputs)
     all_s = loop_s + row_s
     loop_s += row_s if feed.in_loop else 0.0
-    return Beside(cpu_s=_REQUEST_S + _COLD * all_s, loop_s=_BUSY_REQUEST_S + loop_s)
+    return Beside(cpu_s=_COLD * (_REQUEST_S + all_s), loop_s=_REQUEST_S + loop_s, turn_s=_TURN_S)
 
 
 def _row_s(feed: Feed) -> float:

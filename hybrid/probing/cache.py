@@ -19,7 +19,7 @@ from hybrid.folders import cache_folder
 from hybrid.planner.measures import EngineProfile, ModelProfile
 from hybrid.probing.fingerprint import file_digest, model_files, model_key
 
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 _MEMO: Final = "files.json"
 _HOMELESS: Final = (
     "there is no home folder to keep measurements in, so the next start measures again; "
@@ -150,7 +150,7 @@ def _sound(engine: EngineProfile) -> bool:
     """Whether its numbers can be computed with: a file that was edited or damaged may be JSON of the right form."""
     least = [engine.fixed_rows if engine.fixed_rows is not None else 1]
     least += [min(timing.probe.rows, timing.probe.instances, timing.probe.threads) for timing in engine.timings]
-    beside = engine.beside.cpu_s >= engine.beside.loop_s >= 0
+    beside = engine.beside.cpu_s >= engine.beside.loop_s >= 0 and engine.beside.turn_s >= 0
     return min(least) >= 1 and beside and all(timing.failure or timing.seconds > 0 for timing in engine.timings)
 
 

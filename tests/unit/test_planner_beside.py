@@ -57,6 +57,24 @@ def test_threads_wait_for_the_one_that_is_held_up() -> None:
     # per row of both workers half of 0.4 ms, per row of the one with two threads three quarters of it
 
 
+def test_each_batch_is_handed_over_however_many_rows_it_has() -> None:
+    handed, free = known(Beside(0.0004, 0.0001, 0.0007)), known(Beside(0.0004, 0.0001))
+    added_s = handed.server(setting(2, 1)).batch_s - free.server(setting(2, 1)).batch_s
+    assert added_s.tolist() == pytest.approx([0.0007] * 8)
+
+
+def test_a_worker_waits_for_its_next_batch_though_a_cpu_is_idle() -> None:
+    lone, waiting = setting(1, 1), known(Beside(0.0001, 0.0001, 0.0007))
+    assert waiting.server(lone).batch_s.tolist() == pytest.approx((waiting.curve(lone) + 0.0007).tolist())
+
+
+def test_what_a_batch_costs_beside_is_a_reason_for_larger_ones() -> None:
+    beside = Beside(0.0001, 0.00005)
+    asked = [question(one, slo_s=1.0) for one in (beside, replace(beside, turn_s=0.005))]
+    cheap, dear = (choose(one, timings_of(one)) for one in asked)
+    assert dear.setting.max_batch > cheap.setting.max_batch
+
+
 def test_a_cpu_that_stays_idle_does_it_for_nothing_as_far_as_it_goes() -> None:
     lone, both = setting(1, 1), (known(Beside(0.0001, 0.0001)), known(Beside(0.01, 0.0001)))
     assert both[0].server(lone).batch_s.tolist() == both[0].curve(lone).tolist()
@@ -147,6 +165,9 @@ def test_a_reader_is_told() -> None:
     assert (
         "Taking in, preprocessing and answering a row takes 0.18 ms on the same CPUs; all rates leave room for it."
         in reason(Beside(0.00018, 0.00018))
+    )
+    assert "takes 0.18 ms on the same CPUs, and handing over a batch 0.7 ms;" in reason(
+        Beside(0.00018, 0.00018, 0.0007)
     )
     assert "answering a row" not in reason(Beside())
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hybrid.config import ModelSettings, PreprocessSettings, TextSettings
 from hybrid.facts import CpuBudget, GpuFacts, MachineFacts
 from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Probe, Timing
-from hybrid.probing.cache import Cache, Record, default_folder
+from hybrid.probing.cache import _FORMAT, Cache, Record, default_folder
 from hybrid.probing.fingerprint import engine_version, machine_key, model_files
 
 GIB = 1 << 30
@@ -57,11 +57,12 @@ def test_another_machine_or_model_is_not_known(cache):
         lambda text: "",
         lambda text: "[]",
         lambda text: text.replace('"digest"', '"another"'),
-        lambda text: text.replace('"format": 4', '"format": 3'),
+        lambda text: text.replace(f'"format": {_FORMAT}', f'"format": {_FORMAT - 1}'),
         lambda text: text.replace("0.012", '"fast"'),
         lambda text: text.replace("0.012", "0.0"),
         lambda text: text.replace("0.012", "-1.0"),
         lambda text: text.replace('"loop_s": 0.0', '"loop_s": -1.0'),
+        lambda text: text.replace('"turn_s": 0.0', '"turn_s": -1.0'),
         lambda text: text.replace('"rows": 8', '"rows": 0'),
         lambda text: text.replace('"instances": 2', '"instances": -2', 1),
         lambda text: text.replace('"threads": 1', '"threads": 0', 1),

@@ -9,7 +9,7 @@ from hybrid.tune.book import Book
 from hybrid.tune.rates import Rate, Rates
 from hybrid.tune.search import search
 from hybrid.tune.seeds import Bounds, default_setting, space
-from hybrid.tune.values import Answer, Ask, Load, Seen, Terms, Trial
+from hybrid.tune.values import Answer, Load, Seen, Terms
 
 BOUNDS = Bounds(("one",), 2)
 BUDGET_S = 240.0
@@ -132,7 +132,11 @@ def test_without_time_a_rate_that_held_is_confirmed_in_place_of_one_that_did_not
     setting = default_setting(BOUNDS)
     rates = Rates(Book(BUDGET_S), Terms(slo_s=0.2), 0.2)
     fine, late = Seen(offered_n=2000, p99_s=0.1), Seen(offered_n=100, late_n=100, stopped=True, p99_s=1.0)
-    largest, loads = driven(rates.largest(setting, 100.0, None, None), lambda load: fine if load.rate_rps < 150 else late)
+
+    def see(load):
+        return fine if load.rate_rps < 150 else late
+
+    largest, loads = driven(rates.largest(setting, 100.0, None, None), see)
     held = sorted(load.rate_rps for load in loads if load.rate_rps < 150)
     assert largest.rps == held[-1]
     found, asked = driven(rates.confirm(setting, largest, None), lambda load: late, left_s=0.0)
@@ -145,7 +149,8 @@ def test_without_time_a_rate_that_held_is_confirmed_in_place_of_one_that_did_not
 def test_two_windows_have_one_percentile_and_it_is_within_the_objective_that_they_held(late, p99_s):
     windows = iter([Seen(offered_n=150, late_n=n, p99_s=0.21 if n else 0.19) for n in late])
     rates = Rates(Book(BUDGET_S), Terms(slo_s=0.2), 0.2)
-    found, asked = driven(rates.confirm(default_setting(BOUNDS), Rate(150.0, Seen(), True, 0.1), None), lambda _: next(windows))
+    steps = rates.confirm(default_setting(BOUNDS), Rate(150.0, Seen(), True, 0.1), None)
+    found, asked = driven(steps, lambda _: next(windows))
     assert len(asked) == 2
     assert (found.p99_s, found.certain) == (p99_s, False)
 
