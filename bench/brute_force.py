@@ -24,8 +24,9 @@ from msgspec import Struct
 from bench.planner_goodput import Goodput, Windows, goodput
 from bench.planner_quiet import Quiet, Watch
 from bench.report import machine_facts, show, spread, write
+from bench.servers import hybrid
 from hybrid.load.payloads import PayloadSettings, for_model
-from hybrid.load.target import local
+from hybrid.load.target import Target
 from hybrid.models.catalog import resolve
 from hybrid.planner.measures import Setting
 
@@ -84,11 +85,12 @@ def options(setting: Setting) -> tuple[str, ...]:
 
 
 def measure(model: str, setting: Setting, slo_s: float, windows: Windows, seed: int = 0) -> Goodput:
-    """Measure one configuration on a server of its own, with the requests of `hybrid baseline`."""
+    """Measure one configuration on a server of its own, compiled as users have it, with requests of `hybrid baseline`."""
     found = resolve(model)
     image = found.preprocess.image
     settings = PayloadSettings(image_inputs=(image.input,) if image is not None else ())
-    with local(model, options(setting)) as target:
+    with hybrid(model, *options(setting), "--grpc-port", "-1") as (base, pid):
+        target = Target(base, pid)
         payloads = for_model(target.metadata(found.name), settings)
         return goodput(target.infer_url(found.name), payloads, slo_s, windows, seed)
 

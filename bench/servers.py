@@ -65,7 +65,7 @@ def _installed() -> Path:
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall"]
         command += ["--no-deps"] if stamp.exists() else []
         env = os.environ | {"HYBRID_COMPILE": "1"}
-        subprocess.run([*command, f"{ROOT}[demo]"], check=True, env=env)
+        subprocess.run([*command, f"{ROOT}[demo,openvino]"], check=True, env=env)
         stamp.touch()
     return python
 
