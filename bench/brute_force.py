@@ -85,7 +85,7 @@ def options(setting: Setting) -> tuple[str, ...]:
 
 
 def measure(model: str, setting: Setting, slo_s: float, windows: Windows, seed: int = 0) -> Goodput:
-    """Measure one configuration on a server of its own, compiled as users have it, with requests of `hybrid baseline`."""
+    """Measure one configuration on a server of its own, compiled as for users, with requests of `hybrid baseline`."""
     found = resolve(model)
     image = found.preprocess.image
     settings = PayloadSettings(image_inputs=(image.input,) if image is not None else ())
