@@ -19,6 +19,15 @@ from hybrid.planner.space import SearchQuestion, batches, pairs
 #: Without an objective of the user's: how much slower than one row alone the slowest in 100 may be, and always may be.
 SLOWEST_TIMES_SINGLE: Final = 10.0
 SHORTEST_OBJECTIVE_S: Final = 0.020
+#: How much longer a batch is handed over where the server has no CPU for itself: each finds caches full of the other's.
+#: (`minilm`, two CPUs, 2 x 1: 1.0 to 1.3 ms for batches of 1 to 4 rows; an MLP on 1 x 1 0.6 to 0.8 ms.)
+_COLD_TURN: Final = 1.5
+#: What the slowest in 100 answers wait for CPUs that are all computing: each way into the server and out of it, and to
+#: a worker and back, may wait for a slice of somebody else's, 1.4 to 3 ms. (An MLP, two CPUs, 2,000 to 4,000 rows/s:
+#: the p99 is 8 to 14 ms above that of the replay on 2 x 1, and 5 to 9 ms on 1 x 1, most of it the clients' own.) No
+#: more than a share of the objective: where no CPU can be left, something must be planned all the same.
+_HELD_UP_S: Final = 0.008
+_HELD_UP_SHARE: Final = 0.3
 #: A batch of about as many rows counts as this one measured.
 _ALIKE: Final = 1.3
 
@@ -66,7 +75,13 @@ class Models(Struct, frozen=True):
         `cpus` are those of the model, where they are others than in the question.
         """
         cpus = self.question.cpus if cpus is None else cpus
-        return Server(self._beside_others_s(setting, cpus), setting.instances, setting.max_wait_ms / 1000.0)
+        batch_s = self._beside_others_s(setting, cpus)
+        return Server(batch_s, setting.instances, setting.max_wait_ms / 1000.0, self._held_up_s(setting, cpus))
+
+    def _held_up_s(self, setting: Setting, cpus: int) -> float:
+        """How long requests, messages and answers wait for a CPU where workers have all of them, at worst."""
+        taken = setting.device == "cpu" and setting.instances * setting.threads >= cpus + self.question.spare_cpus
+        return min(_HELD_UP_S, _HELD_UP_SHARE * self.slo_s) if taken and self.beside.turn_s else 0.0
 
     def _beside_others_s(self, setting: Setting, cpus: int) -> Floats:
         """`curve` of workers that are busy all the time, where the CPUs do the rest of the work as well.
@@ -86,7 +101,8 @@ class Models(Struct, frozen=True):
         if setting.device == "cpu":
             lost = _lost(setting.threads)
             idle_cpus = max(0, cpus - workers * setting.threads)
-            own_s = own_s + self.beside.turn_s  # a device has its next batch before; a CPU could do no more with it
+            # A device has its next batch before; a CPU could do no more with it.
+            own_s = own_s + self.beside.turn_s * (1.0 if idle_cpus else _COLD_TURN)
             delayed_s = (own_s + lost * rows * self.beside.cpu_s) / (1.0 + lost * idle_cpus / workers)
             least_s = np.maximum(least_s, delayed_s)
         return np.maximum(own_s, least_s)

@@ -39,11 +39,15 @@ _LOADS: Final = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.
 
 
 class Server(Struct, frozen=True):
-    """Workers behind one queue. `batch_s[b - 1]` is the time of a batch of b rows; its length is the largest batch."""
+    """Workers behind one queue. `batch_s[b - 1]` is the time of a batch of b rows; its length is the largest batch.
+
+    `held_up_s` is how much longer the slowest answers take for what keeps no worker busy.
+    """
 
     batch_s: Floats
     instances: int = 1
     max_wait_s: float = 0.0
+    held_up_s: float = 0.0
 
     @property
     def capacity_rps(self) -> float:
@@ -95,7 +99,7 @@ def rough_goodputs_rps(server: Server, largest: Sequence[int], slo_s: float, qua
     wait_share = np.ones_like(mean_rows) - (1.0 - quantile) ** (1.0 / server.instances)
     wait_share[: len(_LOADS)] = _wait_shares(server.instances, quantile)
     unlucky_rows = np.minimum(mean_rows + _UNLUCKY * np.sqrt(mean_rows), caps)
-    fits = np.interp(unlucky_rows, sizes, server.batch_s) * (1.0 + wait_share) <= slo_s
+    fits = np.interp(unlucky_rows, sizes, server.batch_s) * (1.0 + wait_share) <= slo_s - server.held_up_s
     rates = server.instances * mean_rows / np.interp(mean_rows, sizes, server.batch_s)
     best = np.max(np.where(fits & (mean_rows <= caps), rates, 0.0), axis=1)
     capacity = server.instances * np.maximum.accumulate(sizes / server.batch_s)[caps[:, 0] - 1]
@@ -144,7 +148,8 @@ def replay(
     settled = _settled(servers, rates_rps, samples)
     settled.sort(axis=1)
     last = settled.shape[1] - 1
-    return Latencies(settled.mean(axis=1), settled[:, last // 2], settled[:, round(quantile * last)])
+    held_up_s = np.array([server.held_up_s for server in servers])
+    return Latencies(settled.mean(axis=1), settled[:, last // 2], settled[:, round(quantile * last)] + held_up_s)
 
 
 def _tails(servers: Sequence[Server], rates: Floats, quantile: float, samples: Sequence[int]) -> Floats:
@@ -152,7 +157,8 @@ def _tails(servers: Sequence[Server], rates: Floats, quantile: float, samples: S
     settled = _settled([server for server in servers for _ in range(rates.shape[1])], rates.ravel(), samples)
     place = round(quantile * (settled.shape[1] - 1))
     settled.partition(place, axis=1)
-    return np.asarray(settled[:, place].reshape(rates.shape), dtype=np.float64)
+    held_up_s = np.array([[server.held_up_s] for server in servers])
+    return np.asarray(settled[:, place].reshape(rates.shape) + held_up_s, dtype=np.float64)
 
 
 def _settled(servers: Sequence[Server], rates_rps: Floats, samples: Sequence[int]) -> Floats:

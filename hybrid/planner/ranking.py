@@ -210,4 +210,4 @@ def _off_by(known: Models, setting: Setting, errors: float) -> Server:
     """The setting with times off by so many standard errors; still none is longer than that of more rows."""
     told = known.server(setting)
     off = told.batch_s * np.exp(errors * known.doubts(setting))
-    return Server(np.minimum.accumulate(off[::-1])[::-1], told.instances, told.max_wait_s)
+    return replace(told, batch_s=np.minimum.accumulate(off[::-1])[::-1])

@@ -10,6 +10,7 @@ from hybrid.planner.fitted import Models, models
 from hybrid.planner.measures import Beside, EngineProfile, ModelProfile, Probe, Setting, Timing
 from hybrid.planner.plan import first_plan
 from hybrid.planner.questions import gains
+from hybrid.planner.queueing import goodput_rps, replay
 from hybrid.planner.search import choose
 from hybrid.planner.space import SearchQuestion, timings_of
 from hybrid.planner.types import Plan
@@ -60,12 +61,33 @@ def test_threads_wait_for_the_one_that_is_held_up() -> None:
 def test_each_batch_is_handed_over_however_many_rows_it_has() -> None:
     handed, free = known(Beside(0.0004, 0.0001, 0.0007)), known(Beside(0.0004, 0.0001))
     added_s = handed.server(setting(2, 1)).batch_s - free.server(setting(2, 1)).batch_s
-    assert added_s.tolist() == pytest.approx([0.0007] * 8)
+    assert added_s.tolist() == pytest.approx([1.5 * 0.0007] * 8)  # caches are cold where all CPUs have a worker
 
 
 def test_a_worker_waits_for_its_next_batch_though_a_cpu_is_idle() -> None:
     lone, waiting = setting(1, 1), known(Beside(0.0001, 0.0001, 0.0007))
     assert waiting.server(lone).batch_s.tolist() == pytest.approx((waiting.curve(lone) + 0.0007).tolist())
+
+
+@pytest.mark.parametrize(("shape", "held_s"), [((2, 1), 0.0075), ((1, 2), 0.0075), ((1, 1), 0.0)])
+def test_where_workers_have_all_cpus_the_slowest_answers_wait_for_one(shape: tuple[int, int], held_s: float) -> None:
+    handed = known(Beside(0.0001, 0.0001, 0.0007)).server(setting(*shape))
+    free = replace(handed, held_up_s=0.0)
+    assert handed.held_up_s == pytest.approx(held_s)  # three tenths of the objective of 25 ms
+    slow, fast = (replay([server], np.array([500.0])) for server in (handed, free))
+    assert slow.tail_s - fast.tail_s == pytest.approx([held_s])
+    assert slow.p50_s == fast.p50_s
+    assert goodput_rps([handed], 0.025) == pytest.approx(goodput_rps([free], 0.025 - held_s), rel=0.02)
+
+
+def test_under_a_long_objective_it_is_as_long_as_slices_are() -> None:
+    asked = question(Beside(0.0001, 0.0001, 0.0007), slo_s=1.0)
+    assert models(asked, timings_of(asked)).server(setting(2, 1)).held_up_s == pytest.approx(0.008)
+
+
+def test_a_cpu_that_no_worker_has_is_there_at_once() -> None:
+    asked = replace(question(Beside(0.0001, 0.0001, 0.0007)), spare_cpus=1)
+    assert models(asked, timings_of(asked)).server(setting(2, 1)).held_up_s == 0.0
 
 
 def test_what_a_batch_costs_beside_is_a_reason_for_larger_ones() -> None:
