@@ -17,7 +17,8 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-    os.execv(sys.executable, [sys.executable, "-m", "hybrid", *sys.argv[2:]])
+    safe = ["-P"] if sys.flags.safe_path else []  # what lies in the working directory stays out, too
+    os.execv(sys.executable, [sys.executable, *safe, "-m", "hybrid", *sys.argv[2:]])
 
 
 if __name__ == "__main__":

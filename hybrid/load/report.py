@@ -13,6 +13,8 @@ from rich.table import Table
 
 from hybrid.telemetry.histogram import Hist, Histogram
 
+#: What is late is shown as this many times the objective at least, so that it is not rounded to it.
+_PAST: Final = 1.001
 _QUANTILES: Final = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99), ("p999_ms", 0.999))
 
 
@@ -87,13 +89,13 @@ class LoadResult(Struct, frozen=True, kw_only=True):
     def latency_at(self, quantile: float) -> float | None:
         """Return a latency quantile (0..1) in seconds, within 2.2 %; None without answers.
 
-        It is never on the wrong side of `slo_s`: buckets are wider than that, but answers within it were counted.
+        It is never on the wrong side of `slo_s`: its bucket may be on both, but answers within it were counted.
         """
         about_s = Histogram.from_sparse(self.latency).percentile(quantile)
         if about_s is None or self.slo_s is None:
             return about_s
         within = self.good_n >= max(1, ceil(quantile * self.latency.count))
-        return min(about_s, self.slo_s) if within else max(about_s, self.slo_s)
+        return min(about_s, self.slo_s) if within else max(about_s, _PAST * self.slo_s)
 
     @property
     def lag_p99_s(self) -> float | None:

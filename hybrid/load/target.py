@@ -28,7 +28,7 @@ from hybrid.telemetry.snapshot import Snapshot, decode
 _READY: Final = re.compile(r"ready on (https?://\S+)")
 _ANSWER_S: Final = 10.0
 _STOP_S: Final = 40.0
-_FOREIGN: Final = ("HYBRID_API_KEYS", "HYBRID_PORT", "HYBRID_GRPC_PORT")  # meant for the user's server, not for ours
+FOREIGN: Final = ("HYBRID_API_KEYS", "HYBRID_PORT", "HYBRID_GRPC_PORT")  # meant for the user's server, not for ours
 
 
 class Refused(StartupError):
@@ -145,7 +145,7 @@ def local(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
     """
     command = [sys.executable, "-m", "hybrid.load.leashed", str(os.getpid()), "serve", model]
     command += ["--host", "127.0.0.1", "--port", "0", "--grpc-port", "-1", "--log-level", "warning", *options]
-    env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    env = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if env.get("HYBRID_MEASURE") != "never":
         env["HYBRID_MEASURE"] = "cached"  # it is to be served as the user's server would be, but at once
     with tempfile.TemporaryFile() as errors:

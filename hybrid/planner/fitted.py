@@ -22,10 +22,14 @@ SHORTEST_OBJECTIVE_S: Final = 0.020
 #: How much longer a batch is handed over where the server has no CPU for itself: each finds caches full of the other's.
 #: (`minilm`, two CPUs, 2 x 1: 1.0 to 1.3 ms for batches of 1 to 4 rows; an MLP on 1 x 1 0.6 to 0.8 ms.)
 _COLD_TURN: Final = 1.5
+#: Of that the server's CPU time; the loop's where it is busy all the time, and its caches are warm.
+_SERVER_SHARE: Final = 0.5
+_LOOP_SHARE: Final = 0.25
 #: What the slowest in 100 answers wait for CPUs that are all computing: each way into the server and out of it, and to
-#: a worker and back, may wait for a slice of somebody else's, 1.4 to 3 ms. (An MLP, two CPUs, 2,000 to 4,000 rows/s:
-#: the p99 is 8 to 14 ms above that of the replay on 2 x 1, and 5 to 9 ms on 1 x 1, most of it the clients' own.) No
-#: more than a share of the objective: where no CPU can be left, something must be planned all the same.
+#: a worker and back, may wait for a slice of somebody else's, 1.4 to 3 ms. A judgement more than a measurement: an MLP
+#: on two CPUs with its clients, at 2,000 to 4,000 rows/s, has a p99 of 8 to 14 ms above that of the replay on 2 x 1,
+#: and of 5 to 9 ms on 1 x 1. No more than a share of the objective, and of what one row leaves of it: where no CPU can
+#: be left, something must be planned all the same.
 _HELD_UP_S: Final = 0.008
 _HELD_UP_SHARE: Final = 0.3
 #: A batch of about as many rows counts as this one measured.
@@ -74,19 +78,26 @@ class Models(Struct, frozen=True):
 
         `cpus` are those of the model, where they are others than in the question.
         """
-        cpus = self.question.cpus if cpus is None else cpus
+        cpus = (self.question.cpus if cpus is None else cpus) + self.question.spare_cpus
         batch_s = self._beside_others_s(setting, cpus)
-        return Server(batch_s, setting.instances, setting.max_wait_ms / 1000.0, self._held_up_s(setting, cpus))
+        held_up_s = 0.0
+        if self.beside.cpu_s and _has_all(setting, cpus):
+            held_up_s = max(0.0, min(_HELD_UP_S, _HELD_UP_SHARE * self.slo_s, self.slo_s - 2.0 * float(batch_s[0])))
+        return Server(batch_s, setting.instances, setting.max_wait_ms / 1000.0, held_up_s)
 
-    def _held_up_s(self, setting: Setting, cpus: int) -> float:
-        """How long requests, messages and answers wait for a CPU where workers have all of them, at worst."""
-        taken = setting.device == "cpu" and setting.instances * setting.threads >= cpus + self.question.spare_cpus
-        return min(_HELD_UP_S, _HELD_UP_SHARE * self.slo_s) if taken and self.beside.turn_s else 0.0
+    def turn_s(self, setting: Setting, cpus: int) -> float:
+        """How long a worker waits for its next batch, where it is one of a model with `cpus` CPUs for everything.
+
+        A device has been given its next batch before; a worker on CPUs would only take them from its own batch.
+        """
+        if setting.device != "cpu":
+            return 0.0
+        return self.beside.turn_s * (_COLD_TURN if _has_all(setting, cpus) else 1.0)
 
     def _beside_others_s(self, setting: Setting, cpus: int) -> Floats:
         """`curve` of workers that are busy all the time, where the CPUs do the rest of the work as well.
 
-        While each of n workers runs b rows, the same CPUs take in and answer n x b requests. That costs nothing while
+        While each of n workers runs b rows, the same `cpus` take in and answer n x b requests. That costs nothing while
         it fits onto CPUs that stay idle; the rest delays workers. A worker waits while its batch is handed over. What
         holds for busy workers is taken for all: only these decide what load is carried, and so the front end needs no
         queue of its own in the replay.
@@ -94,15 +105,16 @@ class Models(Struct, frozen=True):
         own_s = self.curve(setting)
         if not self.beside.cpu_s:
             return own_s
-        workers, cpus = setting.instances, cpus + self.question.spare_cpus
-        rows = np.arange(1.0, setting.max_batch + 1)
+        workers, rows = setting.instances, np.arange(1.0, setting.max_batch + 1)
         # Neither can all CPUs together do it faster, nor the loop; a device of its own leaves all CPUs to it.
-        least_s = workers * rows * max(self.beside.cpu_s / cpus, self.beside.loop_s)
+        batch_cpu_s, batch_loop_s = _SERVER_SHARE * self.beside.turn_s, _LOOP_SHARE * self.beside.turn_s
+        least_s: Floats = workers * np.maximum(
+            (batch_cpu_s + rows * self.beside.cpu_s) / cpus, batch_loop_s + rows * self.beside.loop_s
+        )
         if setting.device == "cpu":
             lost = _lost(setting.threads)
             idle_cpus = max(0, cpus - workers * setting.threads)
-            # A device has its next batch before; a CPU could do no more with it.
-            own_s = own_s + self.beside.turn_s * (1.0 if idle_cpus else _COLD_TURN)
+            own_s = own_s + self.turn_s(setting, cpus)
             delayed_s = (own_s + lost * rows * self.beside.cpu_s) / (1.0 + lost * idle_cpus / workers)
             least_s = np.maximum(least_s, delayed_s)
         return np.maximum(own_s, least_s)
@@ -165,6 +177,11 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
 def _beside(engines: Sequence[EngineProfile]) -> Beside:
     """The mean: each is measured in a moment, and a difference between engines would be chance."""
     return Beside(*(fmean(getattr(one.beside, name) for one in engines) for name in Beside.__struct_fields__))
+
+
+def _has_all(setting: Setting, cpus: int) -> bool:
+    """Whether the workers leave no CPU to the server."""
+    return setting.device == "cpu" and setting.instances * setting.threads >= cpus
 
 
 def _lost(threads: int) -> float:

@@ -89,7 +89,9 @@ def _beside(choice: Choice) -> str:
     beside = choice.known.beside
     if not beside.cpu_s:
         return ""
-    turn = f", and handing over a batch {ms(beside.turn_s)}" if beside.turn_s and choice.setting.device == "cpu" else ""
+    question = choice.known.question
+    turn_s = choice.known.turn_s(choice.setting, question.cpus + question.spare_cpus)
+    turn = f", and handing over a batch {ms(turn_s)}" if turn_s else ""
     text = f" Taking in, preprocessing and answering a row takes {ms(beside.cpu_s)} on the same CPUs{turn}"
     return f"{text}; all rates leave room for it."
 
@@ -154,8 +156,9 @@ def _at_half_load(choice: Choice) -> str:
     setting, rows = choice.setting, choice.setting.max_batch
     if setting.instances > 1 or rows == 1 or setting.max_wait_ms:
         return ""
-    single_s = choice.known.seconds(setting, 1)
-    per_row_s = (choice.rated.batch_s - single_s) / (rows - 1)
+    batch_s = choice.known.server(setting).batch_s
+    single_s = float(batch_s[0])
+    per_row_s = (float(batch_s[-1]) - single_s) / (rows - 1)
     mean_s = mean_latency_s(choice.rated.rps / 2, single_s - per_row_s, per_row_s)
     return f" At half of that load a row takes {ms(mean_s)} in the mean." if isfinite(mean_s) else ""
 
@@ -170,14 +173,16 @@ def _rival(choice: Choice) -> Rated | None:
 
 
 def _idle(choice: Choice) -> str:
-    idle = choice.known.question.cpus - choice.setting.instances * choice.setting.threads
-    if choice.setting.device != "cpu" or idle <= 0 or choice.known.question.threads is not None:
+    known, setting = choice.known, choice.setting
+    cpus = known.question.cpus
+    idle = cpus - setting.instances * setting.threads
+    if setting.device != "cpu" or idle <= 0 or known.question.threads is not None:
         return ""
-    slow = choice.known.by_engine[choice.setting.engine].slow_down
-    return (
-        f" {idle} of {choice.known.question.cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as "
-        "alone, which costs more than they would add."
-    )
+    slow = known.by_engine[setting.engine].slow_down
+    held_up_s = known.server(_with(setting, cpus)).held_up_s
+    wait = f" and the slowest answers may wait {ms(held_up_s)} for a CPU," if held_up_s else ""
+    text = f" {idle} of {cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as alone,"
+    return f"{text}{wait} which costs more than they would add."
 
 
 def _threads_reason(choice: Choice) -> str:

@@ -79,10 +79,10 @@ class MemoryLine(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """What requests cost outside of the model, in CPU seconds: `cpu_s` each row outside of the workers.
+    """What requests cost beside the model, in seconds: `cpu_s` of CPU time for each row, outside of the workers.
 
     `loop_s` is the part of the server's event loop, which has one CPU at most, where it is busy all the time. `turn_s`
-    is what each batch costs however many rows it has: until a worker has the next one, from the end of the last.
+    is how long a worker waits between two batches, however many rows they have, for itself and for the server.
     """
 
     cpu_s: float = 0.0

@@ -67,7 +67,7 @@ class Loaded(Struct, frozen=True, tag="loaded"):
 class Checked(Struct, frozen=True, tag="checked"):
     """Why rows must not share a batch, "" where they may; and the first numbers of each output of one row.
 
-    `beside` is what one row costs outside of a worker.
+    `beside` is what rows and batches cost beside the model.
     """
 
     fault: str

@@ -40,7 +40,7 @@ _CONFIRM_SEED: Final = 200  # other arrivals than those that the rate was found 
 
 
 class Rate(Struct, frozen=True):
-    """A rate with what its last window showed, and at most what the 99th percentile of all its windows is.
+    """A rate with what its last window showed; `p99_s` is an upper bound of the p99 of all its windows together.
 
     `certain` when the rule says that it holds, not `measured` when its windows were at a rate above it.
     """
@@ -168,8 +168,8 @@ class Rates:
         holds = verdict == "pass" or (likely and (not confirm or late_n <= _CONFIRM_SHARE * limit_n))
         if verdict == "undecided":
             self._book.mark("pass, not certain" if holds else "fail, not certain")
-        if p99_s is not None:  # of the windows together it lies between theirs, and on the side that the count says
-            p99_s = min(p99_s, self._slo_s) if late_n <= limit_n else max(p99_s, self._slo_s)
+        if p99_s is not None and late_n <= limit_n:  # of one window it may be above, of both together it is not
+            p99_s = min(p99_s, self._slo_s)
         return _Verdict(Rate(rate_rps, seen, verdict == "pass", p99_s), holds, likely)
 
     def _held_below(self, setting: Setting, rate_rps: float) -> Rate | None:

@@ -275,6 +275,7 @@ def test_facts_about_a_real_model(tmp_path, engine):
     assert steps[0] == f"{engine}: loading"
     assert facts.sample
     assert 0.0 < profile.beside.loop_s < profile.beside.cpu_s
+    assert profile.beside.turn_s > 0.0
 
 
 def climbed(error, budget_s=20.0):

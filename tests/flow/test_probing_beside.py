@@ -56,6 +56,7 @@ def known(monkeypatch):
         spy(beside, "encode_infer", WRITE_S)
         monkeypatch.setattr(beside, "_seconds", seconds_of)
         cost = beside.beside_of(feed, signature, answers(signature, width))
+        assert cost.turn_s == beside._TURN_S
         return cost.loop_s - beside._REQUEST_S, cost.cpu_s / beside._COLD - beside._REQUEST_S
 
     return measure

@@ -80,6 +80,30 @@ def test_where_workers_have_all_cpus_the_slowest_answers_wait_for_one(shape: tup
     assert goodput_rps([handed], 0.025) == pytest.approx(goodput_rps([free], 0.025 - held_s), rel=0.02)
 
 
+def test_a_device_computes_while_it_gets_its_next_batch_but_the_server_has_work_with_each() -> None:
+    asked = question(Beside(0.0002, 0.0002, 0.04))
+    (engine,) = asked.engines
+    timings = tuple(replace(one, probe=replace(one.probe, device="cuda")) for one in engine.timings)
+    gpu = models(replace(asked, engines=(replace(engine, device="cuda", timings=timings),)), timings)
+    server = gpu.server(Setting("onnxruntime", 1, 1, 8, device="cuda"))
+    assert server.held_up_s == 0.0
+    # Two CPUs share half of the 40 ms, one loop has a quarter of them.
+    assert server.batch_s.tolist() == pytest.approx([0.01 + 0.0002 * rows for rows in range(1, 9)])
+
+
+def test_many_workers_keep_one_loop_busy_with_their_batches() -> None:
+    asked = replace(question(Beside(0.0001, 0.00005, 0.0007)), cpus=128, instances=64)
+    server = models(asked, timings_of(asked)).server(setting(64, 1, 1))
+    assert server.capacity_rps <= 1.001 / (0.25 * 0.0007 + 0.00005)
+
+
+def test_an_objective_that_one_row_just_holds_is_held_though_no_cpu_can_be_left() -> None:
+    asked = replace(question(Beside(0.0001, 0.0001, 0.0007), slo_s=0.004), cpus=1)
+    assert choose(asked, timings_of(asked)).rated.rps > 0.0
+    tight, wide = (models(replace(asked, slo_s=slo_s), timings_of(asked)) for slo_s in (0.004, 0.008))
+    assert tight.server(setting(1, 1)).held_up_s < wide.server(setting(1, 1)).held_up_s <= 0.3 * 0.008
+
+
 def test_under_a_long_objective_it_is_as_long_as_slices_are() -> None:
     asked = question(Beside(0.0001, 0.0001, 0.0007), slo_s=1.0)
     assert models(asked, timings_of(asked)).server(setting(2, 1)).held_up_s == pytest.approx(0.008)
@@ -179,18 +203,19 @@ def test_a_reader_is_told() -> None:
     cpu = CpuBudget(2, (0, 1), 2, None, None, 2, "all 2")
     machine = MachineFacts(cpu, 16 * GIB, "host memory")
 
-    def reason(beside: Beside) -> str:
+    def reason(beside: Beside, name: str = "device") -> str:
         profile = ModelProfile("m", "", "", 0, question(beside).engines)
         (plan,) = first_plan(machine, [ModelSettings(name="m", file="a.onnx")], None, measured={("m", "1"): profile})
-        return plan.reasons["device"]
+        return plan.reasons[name]
 
     assert (
         "Taking in, preprocessing and answering a row takes 0.18 ms on the same CPUs; all rates leave room for it."
         in reason(Beside(0.00018, 0.00018))
     )
-    assert "takes 0.18 ms on the same CPUs, and handing over a batch 0.7 ms;" in reason(
-        Beside(0.00018, 0.00018, 0.0007)
-    )
+    handed = Beside(0.00018, 0.00018, 0.0007)
+    assert "takes 0.18 ms on the same CPUs, and handing over a batch 0.7 ms;" in reason(handed)
+    idle = "1 of 2 CPUs stay idle: with all busy, a batch takes 1.27x as long as alone,"
+    assert f"{idle} and the slowest answers may wait 6 ms for a CPU, which costs more" in reason(handed, "instances")
     assert "answering a row" not in reason(Beside())
 
 
