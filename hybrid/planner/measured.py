@@ -227,7 +227,7 @@ def _cost(choice: Choice) -> str:
     shape = (setting.instances, setting.threads)
     own = [one for one in model.timings if (one.probe.instances, one.probe.threads) == shape]
     corner = turning_point([one.probe.rows for one in own], [one.seconds for one in own])
-    if corner is not None:
+    if corner is not None and round(corner) > 1:
         return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
     if setting.device != "cpu":
         return ""
