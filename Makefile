@@ -10,7 +10,7 @@ DEV    := $(VENV)/.installed-dev
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-.PHONY: serve test unit flow lint format proto bench clean
+.PHONY: serve test unit compiled flow lint format proto bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,13 +33,18 @@ serve: $(if $(wildcard $(DEV)),$(DEV),$(STAMP))  ## serve the built-in models on
 # The unit tests are pure: two processes at once do not disturb each other. What counts processes, or measures how long
 # something takes under load, wants the machine for itself. Not `loadfile`, which never ends after a process has crashed.
 PARALLEL := -n 2 --dist worksteal
+COMPILED := tests/flow/test_compiled.py
 
+# Compiling keeps one CPU busy for half a minute, so the unit tests run beside it.
 test: $(DEV)  ## everything CI runs
-	$(BIN)/python -m pytest $(PARALLEL) tests/unit
-	$(BIN)/python -m pytest --ignore=tests/unit
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit compiled
+	$(BIN)/python -m pytest --ignore=tests/unit --ignore=$(COMPILED)
 
 unit: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) tests/unit
+
+compiled: $(DEV)
+	$(BIN)/python -m pytest $(COMPILED)
 
 flow: $(DEV)
 	$(BIN)/python -m pytest tests/flow

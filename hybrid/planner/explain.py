@@ -167,9 +167,9 @@ def _alternatives(plan: Plan) -> list[str]:
         default = ", the default of frameworks" if one.is_default else ""
         lines.append(f"  {shape:<32}{times}  {'measured' if one.measured else 'predicted'}{default}")
     footnote = (
-        "Rates, and latencies at them, are predicted: from batch times that were measured with about as many rows on "
-        "the same workers, or are predicted too. `hybrid tune MODEL` looks for the best by load tests, on a server of "
-        "its own."
+        "No load was run: rates, and latencies at them, are computed from batch times. The last column says whether "
+        "those were measured, with about as many rows on the same workers, or are predicted too. `hybrid tune MODEL` "
+        "looks for the best by load tests, on a server of its own."
     )
     return [*lines, _fill(footnote, "  ", "  ")]
 

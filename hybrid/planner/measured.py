@@ -91,9 +91,9 @@ def _beside(choice: Choice) -> str:
         return ""
     question = choice.known.question
     turn_s = choice.known.turn_s(choice.setting, question.cpus + question.spare_cpus)
-    turn = f", and handing over a batch {ms(turn_s)}" if turn_s else ""
-    text = f" Taking in, preprocessing and answering a row takes {ms(beside.cpu_s)} on the same CPUs{turn}"
-    return f"{text}; all rates leave room for it."
+    turn = f", and each batch {ms(turn_s)} for its way to a worker and back" if turn_s else ""
+    row = f" Besides, each row takes {ms(beside.cpu_s)} of CPU time to be taken in, preprocessed and answered"
+    return f"{row}{turn}; all rates count it in."
 
 
 def _crowd(profile: ModelProfile) -> str:
@@ -237,7 +237,7 @@ def _cost(choice: Choice) -> str:
 def _larger(best: Rated, larger: Rated) -> str:
     gain = larger.rps / max(best.rps, 1e-12) - 1.0
     gains_words = (
-        f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"loses {-gain:.0%}"
+        f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"carries {-gain:.0%} less"
     )
     slower = larger.batch_s / best.batch_s
     late = ", too long for many who wait for it" if gain <= -0.02 else ""

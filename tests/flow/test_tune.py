@@ -23,7 +23,7 @@ SHORT = ("--seconds-per-trial", "0.25", "--settings", "3", "--slo-p99-ms", "80",
 #: Ends in the middle, which is enough where the result does not matter.
 SHORTER = (*SHORT[:-1], "12")
 #: Enough for the whole search: what is left of a budget decides where a search ends, and replaying takes none of it.
-WHOLE = (*SHORT[:2], "--settings", "2", *SHORT[4:-1], "200")
+WHOLE = (SHORT[0], "0.1", "--settings", "2", *SHORT[4:-1], "200")
 
 
 @pytest.fixture

@@ -209,14 +209,14 @@ def test_a_reader_is_told() -> None:
         return plan.reasons[name]
 
     assert (
-        "Taking in, preprocessing and answering a row takes 0.18 ms on the same CPUs; all rates leave room for it."
+        "Besides, each row takes 0.18 ms of CPU time to be taken in, preprocessed and answered; all rates count it in."
         in reason(Beside(0.00018, 0.00018))
     )
     handed = Beside(0.00018, 0.00018, 0.0007)
-    assert "takes 0.18 ms on the same CPUs, and handing over a batch 0.7 ms;" in reason(handed)
+    assert "answered, and each batch 0.7 ms for its way to a worker and back; all rates" in reason(handed)
     idle = "1 of 2 CPUs stay idle: with all busy, a batch takes 1.27x as long as alone,"
     assert f"{idle} and the slowest answers may wait 6 ms for a CPU, which costs more" in reason(handed, "instances")
-    assert "answering a row" not in reason(Beside())
+    assert "taken in" not in reason(Beside())
 
 
 def test_without_an_objective_what_is_done_beside_counts_into_the_bound() -> None:
