@@ -116,8 +116,8 @@ class Curve(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """The best setting and all that led to it.
 
-    `rps` is the largest rate that holds the objective (throughput: what saturated clients got), and `p99_s` at most
-    what was seen there; `certain` when enough requests were seen to say so with 99 % confidence. `gain_over_default`
+    `rps` is the largest rate that holds the objective (throughput: what saturated clients got), `p99_s` an upper bound
+    of the p99 there; `certain` when enough requests were seen to say so with 99 % confidence. `gain_over_default`
     is the requests/s over those of `default`, what a framework does by itself, under the same clients in the first
     round; `single_s` is the median of a request alone, at best.
     """

@@ -73,7 +73,9 @@ def test_all_else_is_for_the_pool(clock: ManualClock, items: list[bytes], settin
 
 
 def test_bounds_themselves_are_within(clock: ManualClock):
-    assert texts(clock).make([b"x" * 48] * 4, Step(clock)) is not None
+    short, step = texts(clock), Step(clock)
+    assert short.make([b"x" * 48] * 4, step) is not None
+    assert short.items_n == len(step.made) == 4
 
 
 def test_the_loop_is_held_for_a_bounded_time_at_a_stretch(clock: ManualClock):

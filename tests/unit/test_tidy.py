@@ -176,18 +176,25 @@ def test_no_file_knows_a_machine_or_a_registry():
 def test_every_test_asserts():
     """Itself or in a helper that it calls, at most two calls away; for a type checker's sake does not count."""
     trees = {path: ast.parse(path.read_text()) for path in source_files("tests")}
-    helpers: dict[str, list[ast.AST]] = {}
-    for tree in trees.values():
-        for function in functions(tree):
-            helpers.setdefault(function.name, []).append(function)
     idle = [
         f"{path.relative_to(ROOT)}:{test.lineno} {test.name}"
         for path, tree in trees.items()
         if path.stem.startswith("test_")
         for test in functions(tree)
-        if test.name.startswith("test_") and not _asserts(test, helpers, 2)
+        if test.name.startswith("test_") and not _asserts(test, _helpers(tree, trees), 2)
     ]
     assert not idle
+
+
+def _helpers(tree: ast.Module, trees: dict[Path, ast.Module]) -> dict[str, list[ast.AST]]:
+    """Functions by name, of a file of tests and of those that it imports: `join` of another file is not `str.join`."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    names = {name for node in imports for name in (getattr(node, "module", None), *(one.name for one in node.names))}
+    found: dict[str, list[ast.AST]] = {}
+    for one in (tree, *(other for path, other in trees.items() if path.stem in names)):
+        for function in functions(one):
+            found.setdefault(function.name, []).append(function)
+    return found
 
 
 def _asserts(function: ast.AST, helpers: dict[str, list[ast.AST]], depth: int) -> bool:
