@@ -116,6 +116,9 @@ def rank(settings: Sequence[Setting], times: Mapping[Shape, Sequence[BatchTime]]
 def pick(ranked: Sequence[Candidate], default: Setting, most: int = MOST) -> tuple[Candidate, ...]:
     """Return the settings to test: the default, the best of each shape, one that waits, and then by rank.
 
+    The very best comes with the next smaller batch: what a lone request waits for looks like a cost of each batch, so
+    that predictions favour large ones, and one that gains nothing can only be told beside a smaller one.
+
     They come grouped by shape, because batch and wait of a running server change at no cost.
     """
     best: dict[Shape, Candidate] = {}
@@ -124,9 +127,18 @@ def pick(ranked: Sequence[Candidate], default: Setting, most: int = MOST) -> tup
     waiting = [c for c in ranked if c.setting.max_wait_ms]
     plain = [c for c in ranked if not c.setting.max_wait_ms]
     order = [c for c in ranked if c.setting == default] or [Candidate(default, 0.0)]
-    order += [*best.values(), *plain[:1], *waiting[:1], *plain]
+    order += [*best.values(), *plain[:1], *_next_smaller(plain), *waiting[:1], *plain]
     chosen = list(dict.fromkeys(order))[: max(2, most)]
     return tuple(sorted(chosen, key=lambda c: c.setting))
+
+
+def _next_smaller(plain: Sequence[Candidate]) -> list[Candidate]:
+    """The best with its next smaller batch, if it has one."""
+    if not plain:
+        return []
+    first = plain[0].setting
+    alike = [c for c in plain if shape_of(c.setting) == shape_of(first) and c.setting.max_batch < first.max_batch]
+    return sorted(alike, key=lambda c: -c.setting.max_batch)[:1]
 
 
 def shape_of(setting: Setting) -> Shape:

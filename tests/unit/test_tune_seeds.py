@@ -1,6 +1,7 @@
 """Which settings there are, and which are picked for a load test."""
 
 import pytest
+from msgspec.structs import replace
 
 from hybrid.load.bottleneck import BatchTime
 from hybrid.planner.measures import Setting
@@ -84,6 +85,17 @@ def test_one_of_each_shape_and_the_default_and_one_that_waits_are_picked():
     assert sum(s.max_wait_ms > 0 for s in picked) == 1
     assert ranked[0].setting in picked
     assert picked == sorted(picked)  # a shape at a time: other batches of it cost no start of workers
+
+
+def test_the_best_is_tested_beside_the_next_smaller_batch():
+    ranked = rank(space(TWO, 0.006), TIMES, SLO)
+    first = next(c.setting for c in ranked if not c.setting.max_wait_ms)
+    smaller = max(batch for batch in TWO.batches if batch < first.max_batch)
+    alone = [c for c in ranked if c.setting == first or shape_of(c.setting) != shape_of(first)]
+    beside = [*alone, *(c for c in ranked if c not in alone)]  # all others of its shape have the lowest ranks
+    for order in (ranked, beside):
+        assert replace(first, max_batch=smaller) in [c.setting for c in pick(order, default_setting(TWO), 8)]
+    assert pick(alone, default_setting(TWO), 8)  # none that is smaller is no fault
 
 
 def test_few_are_the_default_and_the_best_prediction():
