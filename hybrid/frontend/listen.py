@@ -4,12 +4,15 @@ Must never know HTTP.
 """
 
 import asyncio
+import contextlib
+import ctypes
 import errno
 import logging
 import os
 import resource
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +26,14 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 #: Files that the rest of the process may need besides connections.
 _OTHER_FILES = 256
+#: Linux's SO_ATTACH_FILTER, and a classic BPF program that drops segments with SYN: (code, jt, jf, k) each.
+_ATTACH_FILTER = 26
+_NO_NEW_CLIENTS = (
+    (0x30, 0, 0, 13),  # load the byte with TCP's flags
+    (0x45, 0, 1, 0x02),  # SYN?
+    (0x06, 0, 0, 0),  # drop
+    (0x06, 0, 0, 0xFFFF),  # pass
+)
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
@@ -95,8 +106,15 @@ class Listener:
         self._reviving = asyncio.get_running_loop().create_task(self.open(self._tls, self._handshake_timeout_s))
 
     def close(self) -> None:
-        """Stop accepting; connections stay, also those that the kernel has made and nobody has seen yet."""
+        """Stop accepting; connections stay, also those that the kernel has made and nobody has seen yet.
+
+        The kernel is told to make no new ones first: it would go on between our last look at the queue and the end of
+        the socket, for milliseconds when this process has to wait for a CPU just then. Who comes in between tries again
+        after a second, as after any lost segment, and is refused.
+        """
         if self._server is not None:
+            with contextlib.suppress(OSError):  # a kernel without filters: as good as can be
+                _ignore_new_clients(self._spare)
             self._take_waiting()
             self._server.close()
             self._server = None
@@ -211,6 +229,13 @@ def tls_context(files: TlsFiles) -> ssl.SSLContext:
             raise StartupError(f"tls.client_ca: {files.client_ca} is not a PEM file ({_reason(error)})") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _ignore_new_clients(sock: socket.socket) -> None:
+    """Have a listening socket ignore those who want to connect; handshakes that have begun go on."""
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in _NO_NEW_CLIENTS))
+    where = struct.pack("HP", len(_NO_NEW_CLIENTS), ctypes.addressof(program))
+    sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
 
 
 def _listen_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -27,6 +27,9 @@ class Server:
     `prefix` is a command that runs the server in its own place (by exec), such as `taskset`. With `stderr` its log goes
     to that descriptor, and `err` stays empty.
     """
+
+    #: Those started and not stopped: a test that fails leaves its own to whoever tidies up after it.
+    open: ClassVar[set["Server"]] = set()
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Server:
         if self._config:
             self.settings_path.write_text(self._config)
             arguments += ["--config", str(self.settings_path)]
+        Server.open.add(self)
         self.process = subprocess.Popen(
             [*self._prefix, sys.executable, "-m", "hybrid", "serve", *arguments],
             stdout=subprocess.PIPE,
@@ -122,6 +126,7 @@ class Server:
             if stream is not None:
                 stream.close()
         self._folder.cleanup()
+        Server.open.discard(self)
         return code
 
     @property
