@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from hybrid.errors import BadRequest, TooLarge, UnsupportedEncoding
+from hybrid.frontend.heap import KEPT_BYTES
 
 #: Content codings a client may use, and the window bits that zlib wants; deflate is settled by its first bytes.
 _CODINGS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 0}
@@ -23,7 +24,6 @@ _MAX_PIECES: Final = 64
 _MAX_MEMBERS: Final = 1024
 #: Of a large body, what is received at once: copying that much takes about as long as a small request does.
 _MOST_AT_ONCE: Final = 512 * 1024
-_MOST_FROM_MALLOC: Final = 32 * 1024 * 1024
 
 
 def coding_of(header: bytes) -> bytes | None:
@@ -65,7 +65,7 @@ class LargeBody:
     def __init__(self, size: int, start: bytes, receiving: Receiving) -> None:
         self._receiving = receiving
         self._unfinished = 0
-        if receiving.nbytes + size <= _MOST_FROM_MALLOC:
+        if receiving.nbytes + size <= KEPT_BYTES:
             # Not a bytearray, which would be filled with zeros first. Its pages have been touched by bodies before it.
             self._memory = np.empty(size, np.uint8).data
             self._unfinished = size

@@ -15,6 +15,7 @@ from hybrid.config import HttpLimits, TlsFiles
 from hybrid.frontend.connection import NEW_S, Connection
 from hybrid.frontend.exchange import Exchange, StreamWriter
 from hybrid.frontend.halfclosed import Watcher
+from hybrid.frontend.heap import keep_freed_memory
 from hybrid.frontend.listen import Listener, affordable_connections, listening_sockets, tls_context
 from hybrid.frontend.reply import error_body
 from hybrid.frontend.shared import Handler, Shared
@@ -83,6 +84,7 @@ class HttpServer:
             StartupError: With one line that says what is wrong with host, port or certificate.
         """
         context = tls_context(tls) if tls is not None else None
+        keep_freed_memory()
         shared = self._shared
         sockets = await listening_sockets(host, port)
         real_port = int(sockets[0].getsockname()[1])
