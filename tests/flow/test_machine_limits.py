@@ -81,8 +81,11 @@ def test_machine_on_one_cpu(cpu: int) -> None:
     assert (facts["usable_cpus"], facts["cpu_ids"]) == (1, [cpu])
     speed = facts["speed"]
     assert [spin["busy"] for spin in speed["spins"]] == [1]
-    assert [rate["cores"] for rate in speed["rates"]] == [1]
     assert 0 < speed["spin_share"] <= 1
+    if speed["note"].startswith("1 of 1 numbers of cores could not be measured in time"):
+        assert speed["rates"] == []  # others want this CPU, and a copy past the caches takes seconds
+        return
+    assert [rate["cores"] for rate in speed["rates"]] == [1]
     assert speed["rates"][0]["matrix_flops"] > 1e8
     assert speed["rates"][0]["copy_bytes_per_s"] > 1e8
     last = max((one["size_bytes"] for one in facts["caches"] if one["level"] > 1), default=0)
