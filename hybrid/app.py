@@ -205,7 +205,9 @@ class App:
         await self._manager.stop(grace_s)
         await asyncio.gather(self._http.close(0.5), *([self._grpc.close(0.5)] if self._grpc is not None else ()))
         self._state = "stopped"
-        if late:
+        if not late:
+            log.info("drained in %.1f s: all that was accepted is answered", self._clock() - self._signalled_at)
+        else:
             limit = f"drain_timeout_s = {server.drain_timeout_s:g}"
             raise ForcedExit(f"{late} requests were not done when the time for draining was over ({limit})")
 

@@ -160,7 +160,7 @@ def _at_half_load(choice: Choice) -> str:
     single_s = float(batch_s[0])
     per_row_s = (float(batch_s[-1]) - single_s) / (rows - 1)
     mean_s = mean_latency_s(choice.rated.rps / 2, single_s - per_row_s, per_row_s)
-    return f" At half of that load a row takes {ms(mean_s)} in the mean." if isfinite(mean_s) else ""
+    return f" At half of that load, an ordinary day, a row takes {ms(mean_s)} in the mean." if isfinite(mean_s) else ""
 
 
 def _rival(choice: Choice) -> Rated | None:
@@ -180,9 +180,11 @@ def _idle(choice: Choice) -> str:
         return ""
     slow = known.by_engine[setting.engine].slow_down
     held_up_s = known.server(_with(setting, cpus)).held_up_s
-    wait = f" and the slowest answers may wait {ms(held_up_s)} for a CPU," if held_up_s else ""
-    text = f" {idle} of {cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as alone,"
-    return f"{text}{wait} which costs more than they would add."
+    wait = f" and the slowest answers may wait {ms(held_up_s)} for one," if held_up_s else ""
+    text = f" {idle} of {cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as alone,{wait}"
+    all_busy = [one for one in choice.alternatives if one.setting.instances * one.setting.threads >= cpus]
+    close = any(one.rps > choice.rated.rps for one in all_busy)  # the table shows it, so "more" would contradict it
+    return f"{text} which costs {'about what' if close else 'more than'} all CPUs would add."
 
 
 def _threads_reason(choice: Choice) -> str:
@@ -231,7 +233,9 @@ def _cost(choice: Choice) -> str:
         return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
     if setting.device != "cpu":
         return ""
-    return f" On one thread a batch costs {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
+    if setting.threads > 1:
+        return ""
+    return f" A batch costs {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
 
 
 def _larger(best: Rated, larger: Rated) -> str:

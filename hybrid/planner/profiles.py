@@ -75,6 +75,9 @@ def profile_path(path_or_name: str | Path, here: bool = True) -> Path:
     if isinstance(path_or_name, Path) or "/" in text or text.endswith(".toml"):
         return Path(path_or_name)
     known = known_profiles(here)
+    if text in (AUTO, NONE):
+        what = "the one that fits this machine best" if text == AUTO else "no profile at all"
+        raise ConfigError(f"`{text}` is no profile: it stands for {what}; `hybrid profile list` shows those there are")
     if text not in known:
         raise ConfigError(f"unknown profile `{text}`; {nearest(text, [*known, AUTO, NONE])}")
     return known[text]

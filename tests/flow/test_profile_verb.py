@@ -86,6 +86,8 @@ def test_a_plan_is_saved_and_taken_again(home: Path) -> None:
 
 def test_what_is_refused_in_one_line(home: Path, tmp_path: Path) -> None:
     assert "unknown profile `lapto`; did you mean `laptop`?" in refused("profile", "use", "lapto")
+    assert "`none` is no profile: it stands for no profile at all" in refused("profile", "show", "none")
+    assert "`auto` is no profile: it stands for the one that fits" in refused("profile", "show", "auto")
     assert "is a path" in refused("profile", "use", "../x")
     assert "cannot be the name" in refused("profile", "new", "../x")
     assert "unknown model" in refused("profile", "new", "x", "--from-plan", "nothing-of-that-name")
