@@ -198,18 +198,18 @@ class App:
         ends_at = self._clock() + server.drain_timeout_s
         self._manager.drain()
         # Polled, because an event would have to be set on the hot path.
-        while self._inflight() and self._clock() < ends_at:  # noqa: ASYNC110
+        while (self._inflight() or self._http.unread()) and self._clock() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        late = self._inflight()
+        late, unread = self._inflight(), self._http.unread()
         grace_s = 0.0 if late else _STOP_PROCESSES_S
         await self._manager.stop(grace_s)
         await asyncio.gather(self._http.close(0.5), *([self._grpc.close(0.5)] if self._grpc is not None else ()))
         self._state = "stopped"
-        if not late:
-            log.info("drained in %.1f s: all that was accepted is answered", self._clock() - self._signalled_at)
-        else:
+        if late or unread:
             limit = f"drain_timeout_s = {server.drain_timeout_s:g}"
-            raise ForcedExit(f"{late} requests were not done when the time for draining was over ({limit})")
+            what = f"{late} requests were not done" if late else f"{unread} answers were not read by their clients"
+            raise ForcedExit(f"{what} when the time for draining was over ({limit})")
+        log.info("drained in %.1f s: all that was accepted is answered", self._clock() - self._signalled_at)
 
     async def _stop_changes(self) -> None:
         """Let the served models stay as they are; a load that is under way is given up."""

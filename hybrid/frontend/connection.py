@@ -52,6 +52,7 @@ class Connection(Receiver):
         self._dropped_bytes = 0
         self._feeding = self._advancing = False  # inside the parser, inside the answer loop: neither may be re-entered
         self._closing = self._eof = False
+        self._streamed = False
         self.deadline = math.inf
         self._new_until = 0.0
 
@@ -144,6 +145,11 @@ class Connection(Receiver):
     def busy(self) -> bool:
         """Whether something would be lost by closing now: a request on its way in or out, or an unsent answer."""
         return self._wire.unsent_bytes > 0 or (not self._closing and (self._has_requests() or self._is_new()))
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client has not read its last answer yet. What is left of a stream, which had no end, is none."""
+        return self._wire.unsent_bytes > 0 and not self._streamed
 
     def close_if_idle(self) -> None:
         """Close unless a request is open."""
@@ -337,6 +343,7 @@ class Connection(Receiver):
         if exchange.streaming is not None:
             self._wire.add(exchange.streaming)
             exchange.streaming = []
+            self._streamed = True
         if not exchange.done:
             return False
         self._queue.popleft()

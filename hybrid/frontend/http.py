@@ -113,6 +113,10 @@ class HttpServer:
             self._loop.call_later(_DRAIN_GRACE_S, self._close_idle)
             self._loop.call_later(_DRAIN_GRACE_S + NEW_S, self._close_idle)
 
+    def unread(self) -> int:
+        """How many clients have not read the last answer yet; closing now would cut it."""
+        return sum(connection.unread for connection in self._shared.connections)
+
     async def close(self, timeout_s: float) -> int:
         """Drain, wait for the open requests, then drop the rest. Returns how many requests were dropped."""
         self.stop_accepting()

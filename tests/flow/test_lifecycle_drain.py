@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -263,4 +264,46 @@ def test_requests_in_preprocessing_are_answered():
     thread.join(60)
     assert [status for status, _ in results[0]] == [200] * 8
     ended(server, 3.0)
+    server.stop()
+
+
+def slow_reader(server, size):
+    """Ask for a row of `size` bytes and read only the first bytes of the answer; the socket, and what is to come."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}
+    binary = {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    head = json.dumps({"inputs": [tensor], **binary}).encode()
+    sock = socket.create_connection(("127.0.0.1", server.port))
+    sock.sendall(
+        b"POST /v2/models/simulated:null/infer HTTP/1.1\r\nHost: x\r\n"
+        b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % (len(head), len(head) + size)
+    )
+    sock.sendall(head + bytes(size))
+    first = sock.recv(1000)
+    assert first.startswith(b"HTTP/1.1 200")
+    start = first.index(b"\r\n\r\n") + 4
+    length = int(re.search(rb"(?i)content-length: (\d+)", first)[1])
+    return sock, start + length - len(first)
+
+
+def test_an_answer_that_is_read_slowly_is_not_cut():
+    server = Server("simulated:null").start().wait_ready()
+    sock, missing = slow_reader(server, 30_000_000)
+    with sock:
+        server.signal(signal.SIGTERM)
+        time.sleep(1.5)  # more than the half second that was its time once
+        while piece := sock.recv(1 << 20):
+            missing -= len(piece)
+    assert missing == 0
+    ended(server, 3.0)
+    assert "all that was accepted is answered" in server.err
+    server.stop()
+
+
+def test_an_answer_that_nobody_reads_is_told():
+    server = Server("simulated:null", config="[server]\ndrain_timeout_s = 0.5\n").start().wait_ready()
+    sock, _ = slow_reader(server, 30_000_000)
+    with sock:
+        server.signal(signal.SIGTERM)
+        ended(server, 3.0, code=1)
+    assert "1 answers were not read by their clients" in server.err.splitlines()[-1]
     server.stop()
