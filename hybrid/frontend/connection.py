@@ -40,7 +40,7 @@ class Connection(Receiver):
     Attributes of a connection are kept without __slots__: there is one per client, not per request.
     """
 
-    _wire: Wire
+    wire: Wire
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -48,11 +48,9 @@ class Connection(Receiver):
         self._queue: deque[Exchange] = deque()  # handed out; answers leave from the left
         self._held: deque[Exchange] = deque()  # complete, but too many are out already
         self._backlog: memoryview | None = None  # received, not parsed yet
-        self._counted_bytes = 0  # of an unfinished body, as counted in shared
-        self._dropped_bytes = 0
+        self._counted_bytes = self._dropped_bytes = 0  # counted: of an unfinished body, as in shared
         self._feeding = self._advancing = False  # inside the parser, inside the answer loop: neither may be re-entered
         self._closing = self._eof = False
-        self._streamed = False
         self.deadline = math.inf
         self._new_until = 0.0
 
@@ -61,7 +59,7 @@ class Connection(Receiver):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or say 503 at once when there are too many connections already."""
         shared = self._shared
-        self._wire = Wire(cast(asyncio.Transport, transport), shared.traffic)
+        self.wire = Wire(cast(asyncio.Transport, transport), shared.traffic)
         now = shared.clock()
         if shared.take_connection(self):
             self._new_until = now + NEW_S
@@ -103,21 +101,21 @@ class Connection(Receiver):
         """The client will send no more: it left, or only closed its sending half. Open requests still get answers."""
         self._eof = True
         self._stop_parsing()
-        if self._closing or not (self._queue or self._held) or not self._wire.can_half_close:
+        if self._closing or not (self._queue or self._held) or not self.wire.can_half_close:
             return False
         self._shared.watch_half_closed(self)
         return True
 
     def pause_writing(self) -> None:
         """The client does not read its answers: stop taking its requests."""
-        self._wire.blocked = True
-        self._wire.shrank()
+        self.wire.blocked = True
+        self.wire.shrank()
         self._settle()
         self.deadline = self._shared.clock() + self._shared.limits.write_timeout_s
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._wire.blocked = False
+        self.wire.blocked = False
         if not self._advancing and not self._feeding:
             self._advance()
 
@@ -144,12 +142,7 @@ class Connection(Receiver):
     @property
     def busy(self) -> bool:
         """Whether something would be lost by closing now: a request on its way in or out, or an unsent answer."""
-        return self._wire.unsent_bytes > 0 or (not self._closing and (self._has_requests() or self._is_new()))
-
-    @property
-    def unread(self) -> bool:
-        """Whether the client has not read its last answer yet. What is left of a stream, which had no end, is none."""
-        return self._wire.unsent_bytes > 0 and not self._streamed
+        return self.wire.unsent_bytes > 0 or (not self._closing and (self._has_requests() or self._is_new()))
 
     def close_if_idle(self) -> None:
         """Close unless a request is open."""
@@ -166,14 +159,14 @@ class Connection(Receiver):
         """Drop the client now."""
         self._closing = True
         self.deadline = math.inf
-        self._wire.abort()
+        self.wire.abort()
 
     def expire(self, now: float) -> None:
         """The deadline has passed."""
         limits = self._shared.limits
         phase = self._parser.phase
-        if self._wire.unsent_bytes and (self._wire.blocked or self._closing or phase == IDLE):
-            if self._wire.shrank():
+        if self.wire.unsent_bytes and (self.wire.blocked or self._closing or phase == IDLE):
+            if self.wire.shrank():
                 self.deadline = now + limits.write_timeout_s  # slow, but reading
                 return
             self._shared.timeouts_n += 1
@@ -198,20 +191,20 @@ class Connection(Receiver):
         """Send an interim answer if HTTP allows one now; true when it was sent."""
         if self._queue[0].http10 or self._queue[0].streaming is not None:
             return False
-        self._wire.add([reply.CONTINUE])
-        self._wire.flush()
+        self.wire.add([reply.CONTINUE])
+        self.wire.flush()
         return True
 
     def was_reset(self) -> bool:
         """Whether the client's kernel has reset the connection."""
-        return self._wire.was_reset()
+        return self.wire.was_reset()
 
     # Called by exchanges.
 
     @property
     def peer(self) -> str:
         """Address of the client as host:port."""
-        return self._wire.peer
+        return self.wire.peer
 
     def answered(self, exchange: Exchange) -> None:
         """An exchange has its answer; it leaves when all before it have left."""
@@ -233,7 +226,7 @@ class Connection(Receiver):
             self._done(exchange)
         if self._queue[0] is exchange and not self._advancing:
             self._advance()
-        if max(sum(map(len, exchange.streaming)), self._wire.unsent_bytes) > _STREAM_LIMIT_BYTES:
+        if max(sum(map(len, exchange.streaming)), self.wire.unsent_bytes) > _STREAM_LIMIT_BYTES:
             log.warning("dropped %s: it does not read its stream", self.peer)
             self.abort()
 
@@ -258,13 +251,13 @@ class Connection(Receiver):
         if self._parser.phase == BODY and not self._shared.has_room(self._parser.missing_bytes):
             self._refuse(self._shared.refuse_body())
         self._feeding = False
-        self._wire.flush()
+        self.wire.flush()
 
     def _feed_backlog(self) -> None:
         """Parse slice by slice until more would be out than allowed, or others should have a turn."""
         parser = self._parser
         pause_at = parser.unpacked_bytes + _UNPACKED_PER_TURN
-        while self._backlog is not None and not (self._held or self._wire.blocked or self._closing):
+        while self._backlog is not None and not (self._held or self.wire.blocked or self._closing):
             if parser.unpacked_bytes > pause_at:
                 self._shared.call_soon(self._settle)
                 return
@@ -301,7 +294,7 @@ class Connection(Receiver):
             if not shared.has_room(len(exchange.body)):
                 exchange.body, exchange.refusal = b"", shared.refuse_body()
             shared.body_bytes += len(exchange.body)
-        if self._held or self._wire.blocked or len(self._queue) >= self._shared.limits.max_pipelined:
+        if self._held or self.wire.blocked or len(self._queue) >= self._shared.limits.max_pipelined:
             self._held.append(exchange)
         else:
             self._hand_out(exchange)
@@ -330,20 +323,20 @@ class Connection(Receiver):
         while not self._closing:
             if queue and self._send_first(queue[0]):
                 continue
-            if not self._held or self._wire.blocked or len(queue) >= self._shared.limits.max_pipelined:
+            if not self._held or self.wire.blocked or len(queue) >= self._shared.limits.max_pipelined:
                 break
             self._hand_out(self._held.popleft())
         self._advancing = False
         if not self._feeding:
-            self._wire.flush()
+            self.wire.flush()
             self._settle()
 
     def _send_first(self, exchange: Exchange) -> bool:
         """Send what the oldest exchange has to send. True when it is finished and gone from the queue."""
         if exchange.streaming is not None:
-            self._wire.add(exchange.streaming)
+            self.wire.add(exchange.streaming)
             exchange.streaming = []
-            self._streamed = True
+            self.wire.streamed = True
         if not exchange.done:
             return False
         self._queue.popleft()
@@ -356,7 +349,7 @@ class Connection(Receiver):
             elif exchange.http10:
                 extra += reply.KEEP_ALIVE
             head_only = exchange.method == "HEAD"
-            self._wire.add(reply.encode(status, body, content_type, extra, head_only=head_only))
+            self.wire.add(reply.encode(status, body, content_type, extra, head_only=head_only))
         if last or (self._eof and not self._queue and not self._held):
             self._close(linger=exchange.refusal is not None)
         return True
@@ -369,39 +362,39 @@ class Connection(Receiver):
             return
         if self._backlog is not None:
             self._feed_backlog()
-        self._wire.receive_in_place(self.room is not None and self._backlog is None, self)
+        self.wire.receive_in_place(self.room is not None and self._backlog is None, self)
         if self._closing:
             return
         if self._parser.wants_continue and not self._queue and not self._held:
             self._parser.wants_continue = False
             if not self._parser.held_bytes:
-                self._wire.add([reply.CONTINUE])
-                self._wire.flush()
-        paused = self._wire.blocked or bool(self._held) or self._backlog is not None
-        if not self._eof and self._wire.pause(paused):
+                self.wire.add([reply.CONTINUE])
+                self.wire.flush()
+        paused = self.wire.blocked or bool(self._held) or self._backlog is not None
+        if not self._eof and self.wire.pause(paused):
             self._parser.started_at = self._shared.clock()  # the client could not send meanwhile
-        if not self._wire.blocked:  # else it was set when that began
+        if not self.wire.blocked:  # else it was set when that began
             self._set_deadline()
 
     def _set_deadline(self) -> None:
         limits = self._shared.limits
         phase = self._parser.phase
-        if phase == HEAD and not self._wire.paused:
+        if phase == HEAD and not self.wire.paused:
             self.deadline = self._parser.started_at + limits.header_timeout_s
-        elif phase == BODY and not self._wire.paused:
+        elif phase == BODY and not self.wire.paused:
             self.deadline = self._parser.started_at + limits.body_timeout_s
-        elif self._queue or self._wire.paused:
+        elif self._queue or self.wire.paused:
             self.deadline = math.inf
         else:
             self.deadline = self._shared.now + limits.idle_timeout_s
 
     def _close(self, *, linger: bool = False) -> None:
         """End the connection once the answers are sent. Lingering waits until the client has closed."""
-        self._wire.flush()
+        self.wire.flush()
         self._closing = True
         self._parser.close()
         self._count_body()
-        self._wire.shrank()
+        self.wire.shrank()
         linger = linger and not self._eof
         self.deadline = self._shared.clock() + (_LINGER_S if linger else self._shared.limits.write_timeout_s)
-        self._wire.end(linger=linger)
+        self.wire.end(linger=linger)

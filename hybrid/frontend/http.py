@@ -115,7 +115,7 @@ class HttpServer:
 
     def unread(self) -> int:
         """How many clients have not read the last answer yet; closing now would cut it."""
-        return sum(connection.unread for connection in self._shared.connections)
+        return sum(connection.wire.unread for connection in self._shared.connections)
 
     async def close(self, timeout_s: float) -> int:
         """Drain, wait for the open requests, then drop the rest. Returns how many requests were dropped."""

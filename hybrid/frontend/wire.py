@@ -75,10 +75,14 @@ class InPlace(asyncio.BufferedProtocol):
 
 
 class Wire:
-    """One client's transport. `blocked`: the client does not read its answers. `paused`: nothing is read from it."""
+    """One client's transport. `blocked`: the client does not read its answers. `paused`: nothing is read from it.
+
+    `streamed`: what it got last was a stream, which has no end.
+    """
 
     __slots__ = (
         "_in_place", "_parts", "_peer", "_size", "_traffic", "_transport", "_unsent_bytes", "blocked", "paused",
+        "streamed",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, traffic: Traffic) -> None:
@@ -92,6 +96,7 @@ class Wire:
         self._in_place = False
         self.blocked = False
         self.paused = False
+        self.streamed = False
 
     @property
     def peer(self) -> str:
@@ -110,6 +115,11 @@ class Wire:
     def unsent_bytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client has not read its last answer yet. What is left of a stream is none."""
+        return self.unsent_bytes > 0 and not self.streamed
 
     def add(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send with the next flush."""

@@ -17,8 +17,8 @@ from hybrid.serving.policy import policy_of
 _OF_THE_BATCHER: Final = frozenset(
     {"max_batch", "max_wait_ms", "early_trigger", "batching", "queue_rows", "queue_bytes"}
 )
-#: Devices on which a batch that was never run is no risk: elsewhere the warm-up shows whether memory holds it.
-_ROOMY: Final = frozenset({"cpu", "simulated"})
+#: Rows that are no risk on a device though they were never run there; elsewhere the warm-up shows what memory holds.
+_HARMLESS_ROWS: Final = {"cpu": 256, "simulated": 256}
 
 
 class Wish(Struct, frozen=True):
@@ -111,7 +111,8 @@ def needs_workers(running: Plan, after: Plan, settings: BatchingSettings) -> boo
         return True
     if (running.static or after.static) and ("max_batch" in keys or "batching" in keys):
         return True
-    if after.max_batch > running.max_batch and (running.max_batch == 1 or running.device not in _ROOMY):
+    harmless = 0 if running.max_batch == 1 else _HARMLESS_ROWS.get(running.device, 0)
+    if after.max_batch > max(running.max_batch, harmless):
         return True
     # What waits is kept in the order that suits the formation, and stays in it.
     return policy_of(running, settings).formation != policy_of(after, settings).formation

@@ -18,6 +18,7 @@ from hybrid.errors import HybridError
 from hybrid.messages import FailureKind
 from hybrid.workers import child, overlap, wire
 from hybrid.workers.arena import Slab, read_array, write_arrays
+from hybrid.workers.warming import warm_safely
 
 log = logging.getLogger("hybrid.worker")
 
@@ -96,6 +97,8 @@ class ModelWorker:
         if reason:
             pipeline.static_rows = 0  # rows that are filled in would influence the others too
         top = 1 if reason else min(start.max_batch, pipeline.max_rows or start.max_batch)
+        if start.engine.device == "cpu" and not pipeline.static_rows:
+            warm_safely(lambda rows: pipeline.warm(rows, start.warm_length), top, child.memory)
         warm: list[tuple[int, float]] = []
         # One row of a static batch costs what a full one does, and the check has run that shape already.
         for rows in (top,) if pipeline.static_rows else dict.fromkeys((1, top)):
