@@ -148,6 +148,8 @@ def _decoded(data: bytes, max_pixels: int, side: int) -> Image.Image:
             picture: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         except UnidentifiedImageError:
             raise BadRequest(f"not an image; expected {', '.join(FORMATS)}, raw or as base64 text") from None
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise BadRequest(f"the image has far too many pixels; at most {max_pixels} are taken") from None
         width, height = picture.size
         if width * height > max_pixels:
             raise BadRequest(f"the image has {width} x {height} pixels; at most {max_pixels} are taken")

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, Raw, Struct
 
 from hybrid.errors import BadRequest, HybridError, NotFound, QueueFull, Unauthorized
-from hybrid.protocol.json_path import show_value, split_error
+from hybrid.protocol.json_path import show_value, split_error, value_at
 from hybrid.protocol.tensors import quote
 
 MAX_INPUTS: Final = 2048
@@ -57,8 +57,7 @@ def decode_embeddings(body: bytes | memoryview) -> EmbeddingRequest:
     try:
         wire = _BODY.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        problem, path = split_error(error)
-        raise BadRequest(f"{path.lstrip('.') or 'body'}: {problem[:1].lower()}{problem[1:]}") from error
+        raise _misfit(body, error) from error
     texts, ids = _inputs(wire.input)
     count = len(texts) + len(ids)
     if not 0 < count <= MAX_INPUTS:
@@ -133,12 +132,24 @@ def _inputs(raw: Raw) -> tuple[tuple[bytes, ...], tuple[list[int], ...]]:
         if inner in b"-0123456789" and inner:
             return (), (_IDS.decode(text),)
     except msgspec.DecodeError as error:
-        problem, path = split_error(error)
-        raise BadRequest(f"input{path}: {problem[:1].lower()}{problem[1:]}") from error
+        raise _misfit(text, error, "input") from error
     raise BadRequest(
         f"input: expected a string, a list of strings, a list of token ids, or a list of such lists,"
         f" got {quote(show_value(text))}"
     )
+
+
+def _misfit(text: bytes | memoryview, error: Exception, field: str = "") -> BadRequest:
+    """Name the field within `field`, what was expected there and what came."""
+    problem, path = split_error(error)
+    value = value_at(text, path) if path else None
+    where = f"{field}{path}".lstrip(".") or "body"
+    if value is None:
+        return BadRequest(f"{where}: {problem[:1].lower()}{problem[1:]}")
+    expected = f"{problem[:1].lower()}{problem[1:]}".partition(", got ")[0]
+    if where == "encoding_format":
+        expected = "expected float or base64"
+    return BadRequest(f"{where}: {expected}, got {value}")
 
 
 def _model(name: str, created: int) -> dict[str, object]:

@@ -40,7 +40,8 @@ class Switch:
         served = list(self._repository)
         meant = [model for model in served if wish.model in (None, model.name)]
         if wish.model is not None and not meant:
-            raise NotFound(f"no model named {wish.model!r} is served")
+            names = ", ".join(sorted({model.name for model in served})) or "none"
+            raise NotFound(f"no model named {wish.model!r} is served; served here: {names}")
         try:
             plans = await asyncio.to_thread(self._anew, meant, served, standing)
         except ConfigError as error:
