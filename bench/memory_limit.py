@@ -164,7 +164,9 @@ def _fails(model: ModelSettings, machine: MachineFacts, engine: str, rows: int, 
             crew.loaded(60.0)
             for count in (rows, *later):
                 crew.ask(Peak(count), Peaked, 60.0)
-    except ProbeFailed:
+    except ProbeFailed as failed:
+        if failed.late:
+            raise  # a machine that is too busy says nothing of memory
         return True
     return False
 
@@ -228,8 +230,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     trials = _earlier() if options.more else []
     first = _SEED * 1000 + len(trials)
     with tempfile.TemporaryDirectory() as folder:
-        for index in range(options.trials):
-            trials.append(run_trial(first + index, Path(folder), machine))
+        for seed in range(first, first + options.trials):
+            try:
+                trial = run_trial(seed, Path(folder), machine)
+            except ProbeFailed as failed:
+                print(f"trial {seed}: void, {failed.text}; taken once more")
+                trial = run_trial(seed, Path(folder), machine)
+            trials.append(trial)
             path = _write(trials, facts)  # each time: a run of an hour that is stopped goes on with `--more`
     rows = [(n, s["trials"], s["killed"], s["median_share"], s["least_share"], s["below"]) for n, s in _groups(trials)]
     columns = ("", "trials", "killed", "chosen / true max: median", "least", "below 0.75")
