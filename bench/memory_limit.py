@@ -234,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             try:
                 trial = run_trial(seed, Path(folder), machine)
             except ProbeFailed as failed:
+                if not failed.late:
+                    raise
                 print(f"trial {seed}: void, {failed.text}; taken once more")
                 trial = run_trial(seed, Path(folder), machine)
             trials.append(trial)

@@ -207,9 +207,9 @@ class App:
         self._state = "stopped"
         if late or unread:
             limit = f"drain_timeout_s = {server.drain_timeout_s:g}"
-            what = f"{late} requests were not done" if late else f"{unread} answers were not read by their clients"
-            raise ForcedExit(f"{what} when the time for draining was over ({limit})")
-        log.info("drained in %.1f s: all that was accepted is answered", self._clock() - self._signalled_at)
+            left = [f"{late} requests were not done"] * bool(late) + [f"{unread} answers were not read"] * bool(unread)
+            raise ForcedExit(f"{' and '.join(left)} when the time for draining was over ({limit})")
+        log.info("drained in %.1f s", self._clock() - self._signalled_at)
 
     async def _stop_changes(self) -> None:
         """Let the served models stay as they are; a load that is under way is given up."""

@@ -335,8 +335,7 @@ class Connection(Receiver):
         """Send what the oldest exchange has to send. True when it is finished and gone from the queue."""
         if exchange.streaming is not None:
             self.wire.add(exchange.streaming)
-            exchange.streaming = []
-            self.wire.streamed = True
+            exchange.streaming, self.wire.streamed = [], True
         if not exchange.done:
             return False
         self._queue.popleft()
@@ -349,6 +348,7 @@ class Connection(Receiver):
             elif exchange.http10:
                 extra += reply.KEEP_ALIVE
             head_only = exchange.method == "HEAD"
+            self.wire.streamed = False
             self.wire.add(reply.encode(status, body, content_type, extra, head_only=head_only))
         if last or (self._eof and not self._queue and not self._held):
             self._close(linger=exchange.refusal is not None)

@@ -4,7 +4,9 @@ Must never know requests or their order.
 """
 
 import asyncio
+import fcntl
 import socket
+import termios
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -119,7 +121,16 @@ class Wire:
     @property
     def unread(self) -> bool:
         """Whether the client has not read its last answer yet. What is left of a stream is none."""
-        return self.unsent_bytes > 0 and not self.streamed
+        return not self.streamed and (self.unsent_bytes > 0 or self._unsent_under_tls())
+
+    def _unsent_under_tls(self) -> bool:
+        """Whether encrypted bytes wait: they are not counted where they do, but what the kernel holds is."""
+        if self.can_half_close:
+            return False
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        waiting = bytearray(4)
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, waiting)
+        return any(waiting)
 
     def add(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send with the next flush."""

@@ -184,7 +184,7 @@ def _idle(choice: Choice) -> str:
     text = f" {idle} of {cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as alone,{wait}"
     all_busy = [one for one in choice.alternatives if one.setting.instances * one.setting.threads >= cpus]
     close = any(one.rps > choice.rated.rps for one in all_busy)  # the table shows it, so "more" would contradict it
-    return f"{text} which costs {'about what' if close else 'more than'} all CPUs would add."
+    return f"{text} which costs {'about what' if close else 'more than'} the others would add."
 
 
 def _threads_reason(choice: Choice) -> str:
@@ -231,9 +231,7 @@ def _cost(choice: Choice) -> str:
     corner = turning_point([one.probe.rows for one in own], [one.seconds for one in own])
     if corner is not None and round(corner) > 1:
         return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
-    if setting.device != "cpu":
-        return ""
-    if setting.threads > 1:
+    if setting.device != "cpu" or setting.threads > 1:
         return ""
     return f" A batch costs {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
 

@@ -5,7 +5,6 @@ Runs in the child (`python -m hybrid.probing.process`). It answers with times an
 
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 from hybrid.engines.base import Arrays, EngineFailure
@@ -17,6 +16,7 @@ from hybrid.probing import crowding, messages
 from hybrid.probing.beside import beside_of
 from hybrid.probing.feed import Feed
 from hybrid.workers import child, wire
+from hybrid.workers.resident import forget_peak, peak_bytes
 
 _SHORTEST_S: Final = 500e-6  # batches below this are timed in groups: two clock readings and a tuple cost 0.5 us each
 _LONG_S: Final = 0.3  # what is done once is lost in a batch that takes this long
@@ -118,35 +118,17 @@ class ProbeProcess:
     def _peak(self, rows: int) -> messages.Peaked:
         # A server runs batches of all sizes, and an allocator may find no place for the largest between smaller ones.
         mixed = [self._feed.rows(max(1, int(share * rows))) for share in _MIXED_SHARES]
-        _forget_peak()
+        forget_peak()
         for inputs in mixed:
             self._pipeline.run(inputs, len(next(iter(inputs.values()))))
         facts = self._engine.memory()
-        return messages.Peaked(_peak_rss_bytes() if facts.reserved is None else facts.reserved)
+        return messages.Peaked((peak_bytes() or child.rss_bytes()) if facts.reserved is None else facts.reserved)
 
 
 def failed(error: BaseException) -> messages.Failed:
     """What an exception is called on the wire."""
     memory = isinstance(error, MemoryError) or (isinstance(error, EngineFailure) and error.kind is FailureKind.MEMORY)
     return messages.Failed((str(error) or type(error).__name__)[:_TEXT_LIMIT], memory)
-
-
-def _forget_peak() -> None:
-    """Have the kernel count the peak of resident memory anew; where it refuses, the old one stays, which is safe."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
-
-
-def _peak_rss_bytes() -> int:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return child.rss_bytes()
 
 
 def main() -> None:

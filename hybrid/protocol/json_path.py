@@ -27,6 +27,12 @@ def split_error(error: Exception) -> tuple[str, str]:
     return (text[: found.start()] if found else text).replace("`", ""), path
 
 
+def misfit(problem: str, value: str | None) -> str:
+    """Return what a decoder found wrong, with the value that came where it could be found."""
+    came = "" if value is None else f" {value}" if ", got " in problem else f", got {value}"
+    return f"{problem[:1].lower()}{problem[1:]}{came}"
+
+
 def byte_position(error: Exception) -> int | None:
     """Return the byte where malformed JSON was noticed, if the error says so."""
     found = _POSITION.search(str(error))

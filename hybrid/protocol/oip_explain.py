@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from hybrid.errors import BadRequest
-from hybrid.protocol.json_path import byte_position, show_value, split_error, value_at
+from hybrid.protocol.json_path import byte_position, misfit, show_value, split_error, value_at
 from hybrid.protocol.oip_wire import MAX_ID_CHARACTERS, MAX_PRIORITY, MAX_TIMEOUT_US, WireTensor
 from hybrid.protocol.tensors import TensorFault, quote
 from hybrid.protocol.tensors_json import read_json
@@ -61,8 +61,7 @@ def _misfit(text: bytes | memoryview, error: Exception) -> str:
         field = f"{item[1]} {_name(text, item[1], int(item[2]))}: {path[item.end() :]}".rstrip(": ")
     if path in _HINTS:
         return f"{field}: expected {_HINTS[path]}, got {value or 'another value'}"
-    came = "" if value is None else f" {value}" if ", got " in problem else f", got {value}"
-    return f"{field}: {problem[:1].lower()}{problem[1:]}{came}"
+    return f"{field}: {misfit(problem, value)}"
 
 
 def _name(text: bytes | memoryview, kind: str, index: int) -> str:

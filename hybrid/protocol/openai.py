@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, Raw, Struct
 
 from hybrid.errors import BadRequest, HybridError, NotFound, QueueFull, Unauthorized
-from hybrid.protocol.json_path import show_value, split_error, value_at
+from hybrid.protocol.json_path import misfit, show_value, split_error, value_at
 from hybrid.protocol.tensors import quote
 
 MAX_INPUTS: Final = 2048
@@ -144,12 +144,9 @@ def _misfit(text: bytes | memoryview, error: Exception, field: str = "") -> BadR
     problem, path = split_error(error)
     value = value_at(text, path) if path else None
     where = f"{field}{path}".lstrip(".") or "body"
-    if value is None:
-        return BadRequest(f"{where}: {problem[:1].lower()}{problem[1:]}")
-    expected = f"{problem[:1].lower()}{problem[1:]}".partition(", got ")[0]
     if where == "encoding_format":
-        expected = "expected float or base64"
-    return BadRequest(f"{where}: {expected}, got {value}")
+        problem = "expected float or base64"
+    return BadRequest(f"{where}: {misfit(problem, value)}")
 
 
 def _model(name: str, created: int) -> dict[str, object]:

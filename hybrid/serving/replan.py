@@ -12,13 +12,14 @@ from hybrid.config import BatchingSettings
 from hybrid.planner.types import Plan, PlanOverrides, RunTimeOverrides
 from hybrid.serving.model import ServedModel
 from hybrid.serving.policy import policy_of
+from hybrid.workers.warming import HARMLESS_ROWS
 
 #: Keys of a plan that only the batcher reads, as long as the batches keep their shape.
 _OF_THE_BATCHER: Final = frozenset(
     {"max_batch", "max_wait_ms", "early_trigger", "batching", "queue_rows", "queue_bytes"}
 )
-#: Rows that are no risk on a device though they were never run there; elsewhere the warm-up shows what memory holds.
-_HARMLESS_ROWS: Final = {"cpu": 256, "simulated": 256}
+#: Devices on which a few rows are no risk though they were never run: elsewhere the warm-up shows what memory holds.
+_ROOMY: Final = frozenset({"cpu", "simulated"})
 
 
 class Wish(Struct, frozen=True):
@@ -111,7 +112,7 @@ def needs_workers(running: Plan, after: Plan, settings: BatchingSettings) -> boo
         return True
     if (running.static or after.static) and ("max_batch" in keys or "batching" in keys):
         return True
-    harmless = 0 if running.max_batch == 1 else _HARMLESS_ROWS.get(running.device, 0)
+    harmless = HARMLESS_ROWS if running.max_batch > 1 and running.device in _ROOMY else 0
     if after.max_batch > max(running.max_batch, harmless):
         return True
     # What waits is kept in the order that suits the formation, and stays in it.

@@ -17,7 +17,6 @@ from typing import Any
 from hybrid.engines.base import MemoryFacts
 from hybrid.telemetry.logs import install_child_logging
 from hybrid.workers import wire
-from hybrid.workers.warming import Memory
 
 _PR_SET_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -70,22 +69,6 @@ def rss_bytes() -> int:
     """Return this process's resident memory."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE
-
-
-def memory() -> Memory:
-    """Return what this process took at most so far, and what the machine could still give it."""
-    # Not getrusage(): its maximum is that of the process that started this one, where that is larger.
-    return Memory(
-        _kilobytes("/proc/self/status", b"VmHWM:", 0), _kilobytes("/proc/meminfo", b"MemAvailable:", sys.maxsize)
-    )
-
-
-def _kilobytes(path: str, name: bytes, otherwise: int) -> int:
-    with open(path, "rb") as file:
-        for line in file:
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return otherwise
 
 
 def _beat(sock: socket.socket, memory: Callable[[], MemoryFacts], every_s: float) -> None:

@@ -18,7 +18,7 @@ from hybrid.errors import HybridError
 from hybrid.messages import FailureKind
 from hybrid.workers import child, overlap, wire
 from hybrid.workers.arena import Slab, read_array, write_arrays
-from hybrid.workers.warming import warm_safely
+from hybrid.workers.warming import memory_now, warm_safely
 
 log = logging.getLogger("hybrid.worker")
 
@@ -98,7 +98,8 @@ class ModelWorker:
             pipeline.static_rows = 0  # rows that are filled in would influence the others too
         top = 1 if reason else min(start.max_batch, pipeline.max_rows or start.max_batch)
         if start.engine.device == "cpu" and not pipeline.static_rows:
-            warm_safely(lambda rows: pipeline.warm(rows, start.warm_length), top, child.memory)
+            share = 1.0 / start.starting_n
+            warm_safely(lambda rows: pipeline.warm(rows, start.warm_length), top, lambda: memory_now(share))
         warm: list[tuple[int, float]] = []
         # One row of a static batch costs what a full one does, and the check has run that shape already.
         for rows in (top,) if pipeline.static_rows else dict.fromkeys((1, top)):

@@ -232,6 +232,7 @@ class WorkerPool:
             max_batch=plan.max_batch,
             warm_length=plan.static_length or min(plan.size_edges, default=16),
             static_rows=plan.max_batch if plan.static else 0,
+            starting_n=1 if any(one.state is MemberState.READY for one in self.members.values()) else plan.instances,
         )
         member.child = ChildProcess(
             f"w{seat} {self.model.name}",

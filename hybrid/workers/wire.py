@@ -49,6 +49,7 @@ class StartWorker(Struct, frozen=True, tag="start"):
     max_batch: int
     warm_length: int
     static_rows: int = 0  # with static batching: run every batch with exactly this many rows
+    starting_n: int = 1  # workers that warm up at the same time, and share the memory that is free
 
 
 class StartPreprocess(Struct, frozen=True, tag="start_preprocess"):

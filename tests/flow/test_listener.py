@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+import uvloop
 
 from hybrid.frontend import listen
 
@@ -39,7 +40,7 @@ def test_who_was_connected_before_the_end_is_served():
             with client:
                 assert await asyncio.to_thread(client.recv, 100) == WELCOME
 
-    asyncio.run(ends())
+    uvloop.run(ends())
 
 
 def test_none_is_connected_between_the_last_look_and_the_end(monkeypatch):
@@ -59,5 +60,5 @@ def test_none_is_connected_between_the_last_look_and_the_end(monkeypatch):
         monkeypatch.setattr(listener, "_take_waiting", interrupted)
         listener.close()
 
-    asyncio.run(ends())
+    uvloop.run(ends())
     assert seen

@@ -83,8 +83,8 @@ def test_machine_on_one_cpu(cpu: int) -> None:
     assert [spin["busy"] for spin in speed["spins"]] == [1]
     assert 0 < speed["spin_share"] <= 1
     if speed["note"].startswith("1 of 1 numbers of cores could not be measured in time"):
-        assert speed["rates"] == []  # others want this CPU, and a copy past the caches takes seconds
-        return
+        assert speed["rates"] == []
+        pytest.skip("others want this CPU, and a copy past the caches takes seconds")
     assert [rate["cores"] for rate in speed["rates"]] == [1]
     assert speed["rates"][0]["matrix_flops"] > 1e8
     assert speed["rates"][0]["copy_bytes_per_s"] > 1e8

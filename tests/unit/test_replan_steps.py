@@ -73,8 +73,8 @@ def test_a_wish_says_what_it_is():
         (PADDED, {}, {"max_batch": 16}, False),
         (PADDED, {}, {"max_batch": 2, "early_trigger": 2}, False),
         # So many were never run: whether memory holds them is seen when a worker warms up with them.
-        (PADDED, {}, {"max_batch": 256}, False),
-        (PADDED, {}, {"max_batch": 257}, True),
+        (PADDED, {}, {"max_batch": 64}, False),
+        (PADDED, {}, {"max_batch": 65}, True),
         (PADDED, {"max_batch": 512}, {"max_batch": 300}, False),
         (PADDED, {}, {"instances": 2}, True),
         (PADDED, {}, {"threads_per_instance": 2}, True),
