@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from clients import Client, Counters, executing, folder, fp32, path, post, post_all
+from moments import in_a_quiet_moment
 from server import Server
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,7 @@ async def test_the_limit_counts_rows_not_requests(server: Server):
     assert before.since() == {"ok": 5, "rows": 30, "batches": 5, "size_6": 5}
 
 
+@in_a_quiet_moment
 async def test_a_full_batch_leaves_at_once_round_after_round(server: Server):
     """BAT-08."""
     before = Counters(server, "four")

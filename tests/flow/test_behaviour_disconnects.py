@@ -21,6 +21,7 @@ from clients import (
     request_bytes,
     waiting_rows,
 )
+from moments import in_a_quiet_moment
 from server import Server
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,7 @@ def reset(sock: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
+@in_a_quiet_moment
 async def test_who_leaves_the_queue_is_gone_within_100_ms_and_never_computed(server: Server, how: str):
     before = Counters(server, "one")
     first = asyncio.ensure_future(post(server.port, path("one"), fp32([1.0], (1, 1))))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from clients import Counters, executing, folder, fp32, path, post, post_all
+from moments import in_a_quiet_moment
 from server import Server
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@in_a_quiet_moment
 async def test_one_request_runs_on_both_workers_and_comes_back_in_order(server: Server):
     before = Counters(server, "rows")
     taken = []
