@@ -4,6 +4,7 @@ Must never know requests or their order.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import socket
 import termios
@@ -129,7 +130,8 @@ class Wire:
             return False
         sock: socket.socket = self._transport.get_extra_info("socket")
         waiting = bytearray(4)
-        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, waiting)
+        with contextlib.suppress(OSError, ValueError):  # it has just been lost
+            fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, waiting)
         return any(waiting)
 
     def add(self, parts: Sequence[bytes | memoryview]) -> None:
