@@ -77,14 +77,15 @@ SMALLER_THAN_CACHES = "the arrays copied are smaller than four times the caches,
 
 @pytest.mark.parametrize("cpu", [CPUS[0], CPUS[-1]])
 def test_machine_on_one_cpu(cpu: int) -> None:
-    facts = machine("taskset", "-c", str(cpu))
+    for _ in range(3):  # a copy past the caches takes seconds, and is given up where others want this CPU as well
+        facts = machine("taskset", "-c", str(cpu))
+        if facts["speed"]["rates"]:
+            break
+        assert "could not be measured in time" in facts["speed"]["note"]
     assert (facts["usable_cpus"], facts["cpu_ids"]) == (1, [cpu])
     speed = facts["speed"]
     assert [spin["busy"] for spin in speed["spins"]] == [1]
     assert 0 < speed["spin_share"] <= 1
-    if speed["note"].startswith("1 of 1 numbers of cores could not be measured in time"):
-        assert speed["rates"] == []
-        pytest.skip("others want this CPU, and a copy past the caches takes seconds")
     assert [rate["cores"] for rate in speed["rates"]] == [1]
     assert speed["rates"][0]["matrix_flops"] > 1e8
     assert speed["rates"][0]["copy_bytes_per_s"] > 1e8
