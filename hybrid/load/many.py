@@ -15,12 +15,11 @@ from msgspec import DecodeError
 
 from hybrid.errors import StartupError
 from hybrid.load.arrivals import Closed, mean_rate_rps
-from hybrid.load.driver import drive
+from hybrid.load.driver import PER_PROCESS_RPS, drive
 from hybrid.load.frames import LENGTH, Done, Failed, Frame, Job, Ready, Start, decode, encode
 from hybrid.load.report import LoadResult, merge
 from hybrid.load.spec import LoadSpec
 
-PER_PROCESS_RPS: Final = 4000.0  # a generator uses about a third of a core then, and is seldom late
 _LEAD_S: Final = 0.05
 _START_S: Final = 20.0
 _ENDING_S: Final = 10.0

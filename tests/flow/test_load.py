@@ -1,6 +1,7 @@
 """The load generator against real servers: it is on time, hides no stall, and ends by itself."""
 
 import asyncio
+import os
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ from hybrid.load.arrivals import Closed, Constant, Poisson, Sending, Trace
 from hybrid.load.driver import drive
 from hybrid.load.many import drive_many, processes_for, run
 from hybrid.load.payloads import Payload
+from hybrid.load.punctual import first_in_line
 from hybrid.load.spec import LoadSpec
 
 pytestmark = pytest.mark.slow
@@ -60,6 +62,27 @@ def test_a_thousand_a_second_are_sent_in_time(server):
     assert result.offered_n == pytest.approx(2000, rel=0.1)
     assert result.ok_n == result.offered_n
     assert result.lag_p99_s < 0.5  # loose: other work may take this machine's cores; alone it is far below 2 ms
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "first"), [(Constant(50.0), True), (Constant(500_000.0), False), (Closed(2), False)]
+)
+def test_only_what_leaves_most_of_a_cpu_goes_before_the_server(server, arrivals, first):
+    seen = set()
+
+    async def watched():
+        load = asyncio.create_task(drive(spec(server, arrivals, 0.2, max_requests=500)))
+        while not load.done():
+            await asyncio.sleep(0.01)
+            seen.add(os.sched_getscheduler(0) != ordinary)
+        return await load
+
+    ordinary = os.sched_getscheduler(0)
+    with first_in_line():
+        may = os.sched_getscheduler(0) != ordinary
+    assert asyncio.run(watched()).ok_n > 0
+    assert (True in seen) == (first and may)
+    assert os.sched_getscheduler(0) == ordinary
 
 
 def test_a_stall_of_the_server_is_seen_at_its_full_length(server):
