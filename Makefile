@@ -34,11 +34,17 @@ serve: $(if $(wildcard $(DEV)),$(DEV),$(STAMP))  ## serve the built-in models on
 # something takes under load, wants the machine for itself. Not `loadfile`, which never ends after a process has crashed.
 PARALLEL := -n 2 --dist worksteal
 COMPILED := tests/flow/test_compiled.py
+# Tests with real processes that look at answers only, and neither at times nor at what the machine does besides.
+PATIENT  := tests/docs $(addprefix tests/flow/test_, $(addsuffix .py, \
+	batch_files batch_resume batch_static cli cli_loading client clients_plain clients_real clients_triton openai_clients \
+	grpc_calls grpc_clients behaviour_errors behaviour_identity behaviour_lengths behaviour_onnx behaviour_security \
+	engines_served faults_start profile_verb repository_http))
 
 # Compiling keeps one CPU busy for half a minute, so the unit tests run beside it.
 test: $(DEV)  ## everything CI runs
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit compiled
-	$(BIN)/python -m pytest --ignore=tests/unit --ignore=$(COMPILED)
+	$(BIN)/python -m pytest $(PARALLEL) $(PATIENT)
+	$(BIN)/python -m pytest $(addprefix --ignore=, tests/unit $(COMPILED) $(PATIENT))
 
 unit: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) tests/unit

@@ -148,7 +148,7 @@ def test_workers_that_cannot_start_change_nothing(server, tmp_path):
 
 def test_requests_on_the_way_are_answered_by_the_old_worker_whatever_the_drain_time(tmp_path):
     (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "model.toml").write_text("[simulated]\nfixed_ms = 300\n[workers]\ninstances = 1\n")
+    (tmp_path / "slow" / "model.toml").write_text("[simulated]\nfixed_ms = 100\n[workers]\ninstances = 1\n")
     options = ["--repository", str(tmp_path)]
     with (
         Server(options=options, config="[server]\ndrain_timeout_s = 0\n") as server,

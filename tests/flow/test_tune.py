@@ -9,6 +9,7 @@ import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from server import Server
@@ -19,27 +20,29 @@ from hybrid.tune.run import bounds_of, own_lab
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("--seconds-per-trial", "0.25", "--settings", "3", "--slo-p99-ms", "80", "--budget-s", "25")
+SETTINGS = ("--seconds-per-trial", "0.1", "--settings", "2")
 #: Ends in the middle, which is enough where the result does not matter.
-SHORTER = (*SHORT[:-1], "12")
+SHORT = (*SETTINGS, "--slo-p99-ms", "80", "--budget-s", "8")
 #: Enough for the whole search: what is left of a budget decides where a search ends, and replaying takes none of it.
-WHOLE = (SHORT[0], "0.1", "--settings", "2", *SHORT[4:-1], "200")
+WHOLE = (*SHORT[:-1], "200")
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """An environment whose cache and profiles are this test's, and a model: 5 ms for any batch, 1 ms for each row.
+    """An environment whose cache and profiles are this test's, and a model: 5 ms for any batch, 1 ms for each row."""
+    return made_in(tmp_path)
 
-    Its device holds few rows, so that no trial waits for crowds.
-    """
-    model = tmp_path / "rows"
+
+def made_in(folder):
+    """Its device holds few rows, so that no trial waits for crowds."""
+    model = folder / "rows"
     model.mkdir()
     (model / "model.toml").write_text(
         'name = "rows"\nengine = "simulated"\n[simulated]\nfixed_ms = 5.0\nper_row_ms = 1.0\n'
         "memory_total_bytes = 1_000_000\nmemory_weights_bytes = 200_000\nmemory_per_row_bytes = 32_000\n"
         "[batching]\nmax_batch = 16\n"
     )
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    env = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder / "config")}
     return model, os.environ | env
 
 
@@ -66,30 +69,6 @@ class Page(HTMLParser):
         self.fetched += [value for name, value in attrs if name in ("src", "href")]
 
 
-def test_the_result_as_json_as_a_profile_and_as_a_page(folders, tmp_path):
-    model, env = folders
-    page = tmp_path / "tune.html"
-    done = hybrid(env, "tune", model, *SHORT, "--json", "--save", "mine", "--report", page)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.keys() >= {"best", "trials", "knee", "space", "measured"}
-    best = found["best"]
-    assert best.keys() >= {"model", "device", "engine", "instances", "threads_per_instance", "max_batch", "max_wait_ms"}
-    assert best.keys() >= {"early_trigger", "batching", "queue_rows", "reasons", "rps", "p99_ms"}
-    assert best["p99_ms"] <= 80
-    assert 167 < best["rps"] < 1000  # a row alone takes 6 ms, and 1 ms in a batch without end
-    assert best["max_batch"] > 1
-    assert 2 <= found["measured"] <= 3 < found["space"]
-    assert {trial["stage"] for trial in found["trials"]} >= {"probe", "round", "rate", "confirm"}
-    assert len(journal_lines(env)) == len(found["trials"]) + 1
-    text = page.read_text()
-    assert {"svg", "polyline", "table"} <= Page(text).tags
-    assert not Page(text).fetched
-    assert not Page(text).tags & {"script", "link", "img"}
-    shown = hybrid(env, "plan", model, "--profile", "mine", "--json")
-    assert json.loads(shown.stdout)["max_batch"] == best["max_batch"]
-
-
 def stopped(env, numbers, *arguments):
     """Begin a search, send it signals when a few trials are in its journal, and return (exit code, stderr)."""
     command = [sys.executable, "-m", "hybrid", "tune", *map(str, arguments)]
@@ -106,20 +85,50 @@ def stopped(env, numbers, *arguments):
     return process.returncode, said
 
 
-def test_an_interrupted_search_goes_on_where_it_was(folders):
-    model, env = folders
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    """A search that was interrupted, its journal then, and how the same command went on and ended."""
+    model, env = made_in(tmp_path_factory.mktemp("search"))
     code, said = stopped(env, [signal.SIGINT], model, *WHOLE)
-    assert code == 130
-    assert re.search(r"kept in .*\.jsonl; add --resume", said)
-    assert "Traceback" not in said
     kept = journal_lines(env)
-    done = hybrid(env, "tune", model, *WHOLE, "--resume", "--json")
+    page = model / "tune.html"
+    done = hybrid(env, "tune", model, *WHOLE, "--resume", "--json", "--save", "mine", "--report", page)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["resumed_trials"] == len(kept) - 1
-    assert journal_lines(env)[: len(kept)] == kept
-    again = hybrid(env, "tune", model, *WHOLE, "--resume")  # all of it is there: the same result, at once
+    return SimpleNamespace(
+        model=model, env=env, code=code, said=said, kept=kept, page=page.read_text(), found=json.loads(done.stdout)
+    )
+
+
+def test_an_interrupted_search_goes_on_where_it_was(search):
+    assert search.code == 130
+    assert re.search(r"kept in .*\.jsonl; add --resume", search.said)
+    assert "Traceback" not in search.said
+    assert search.found["resumed_trials"] == len(search.kept) - 1
+    assert journal_lines(search.env)[: len(search.kept)] == search.kept
+    again = hybrid(search.env, "tune", search.model, *WHOLE, "--resume")  # all is there: the same result, at once
     assert again.returncode == 0, again.stderr
-    assert f"{json.loads(done.stdout)['best']['rps']:.4g} requests/s" in again.stdout
+    assert f"{search.found['best']['rps']:.4g} requests/s" in again.stdout
+
+
+def test_the_result_as_json_and_as_a_profile(search):
+    found, best = search.found, search.found["best"]
+    assert found.keys() >= {"best", "trials", "knee", "space", "measured"}
+    assert best.keys() >= {"model", "device", "engine", "instances", "threads_per_instance", "max_batch", "max_wait_ms"}
+    assert best.keys() >= {"early_trigger", "batching", "queue_rows", "reasons", "rps", "p99_ms"}
+    assert best["p99_ms"] <= 80
+    assert 167 < best["rps"] < 1000  # a row alone takes 6 ms, and 1 ms in a batch without end
+    assert best["max_batch"] > 1
+    assert found["measured"] == 2 < found["space"]
+    assert {trial["stage"] for trial in found["trials"]} >= {"probe", "round", "rate", "confirm"}
+    assert len(journal_lines(search.env)) == len(found["trials"]) + 1
+    shown = hybrid(search.env, "plan", search.model, "--profile", "mine", "--json")
+    assert json.loads(shown.stdout)["max_batch"] == best["max_batch"]
+
+
+def test_the_result_as_a_page(search):
+    assert {"svg", "polyline", "table"} <= Page(search.page).tags
+    assert not Page(search.page).fetched
+    assert not Page(search.page).tags & {"script", "link", "img"}
 
 
 def test_a_running_server_gets_its_plan_back(folders, tmp_path):
@@ -128,20 +137,20 @@ def test_a_running_server_gets_its_plan_back(folders, tmp_path):
     config = '[server]\nadmin_token = "s3cret"\napi_keys = ["k3y"]\n'
     with Server(str(model), config=config, options=("--max-batch", "3")) as server:
         before = plan_of(server)
-        unknown = hybrid(env, "tune", "rows", "--url", server.base, *SHORTER)
+        unknown = hybrid(env, "tune", "rows", "--url", server.base, *SHORT)
         assert (unknown.returncode, "401" in unknown.stderr) == (1, True)
         at = ("--url", server.base, "--api-key", "k3y")
-        refused = hybrid(env, "tune", "rows", *at, *SHORTER)
+        refused = hybrid(env, "tune", "rows", *at, *SHORT)
         assert refused.returncode == 1
         assert "admin token" in refused.stderr
         env["HYBRID_ADMIN_TOKEN"] = "s3cret"
         # As a closed terminal does: one signal ends the search, the other comes while the plan is put back.
-        code, said = stopped(env, [signal.SIGHUP, signal.SIGTERM], "rows", *at, *SHORTER)
+        code, said = stopped(env, [signal.SIGHUP, signal.SIGTERM], "rows", *at, *SHORT)
         assert (code, "add --resume" in said) == (130, True), said
         assert plan_of(server) == before
         del env["HYBRID_ADMIN_TOKEN"]
         more = ("--resume", "--json", "--report", page, "--admin-token", "s3cret")
-        done = hybrid(env, "tune", "rows", *at, *SHORTER, *more)
+        done = hybrid(env, "tune", "rows", *at, *SHORT, *more)
         assert done.returncode == 0, done.stderr
         assert plan_of(server) == before
     assert before["max_batch"] == 3
@@ -174,7 +183,7 @@ def test_the_largest_batch_of_a_device_is_what_it_holds_and_not_what_its_plan_ha
 
 def test_an_objective_that_no_request_can_hold_is_told_the_figure(folders):
     model, env = folders
-    done = hybrid(env, "tune", model, *SHORT[:4], "--slo-p99-ms", "2")
+    done = hybrid(env, "tune", model, *SETTINGS, "--slo-p99-ms", "2")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert re.search(r"--slo-p99-ms 2: a single request takes \d", done.stderr)
 
