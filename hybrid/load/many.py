@@ -4,6 +4,7 @@ Owns the processes: they end with the run, however it ends. Must never know what
 """
 
 import asyncio
+import gc
 import math
 import os
 import sys
@@ -41,8 +42,12 @@ def run(spec: LoadSpec, processes: int | None = None) -> LoadResult:
         ConfigError: the URL is none of HTTP.
         StartupError: nobody listens there, or a generator process failed.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(drive_many(spec, processes))
+    gc.freeze()  # to look through all that this process keeps takes longer than a send may be late
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(drive_many(spec, processes))
+    finally:
+        gc.unfreeze()
 
 
 async def drive_many(spec: LoadSpec, processes: int | None = None) -> LoadResult:

@@ -1,6 +1,7 @@
 """The load generator against real servers: it is on time, hides no stall, and ends by itself."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -83,6 +84,17 @@ def test_only_what_leaves_most_of_the_cpus_goes_before_the_server(server, arriva
     assert asyncio.run(watched()).ok_n > 0
     assert (True in seen) == (first and may)
     assert os.sched_getscheduler(0) == ordinary
+
+
+def test_the_collector_does_not_look_at_what_there_was_before_a_run(server):
+    frozen = []
+    before = gc.get_freeze_count()
+    look = threading.Timer(0.3, lambda: frozen.append(gc.get_freeze_count()))
+    look.start()
+    assert run(spec(server, Constant(50.0), 0.6)).ok_n == 30
+    look.join()
+    assert frozen[0] > before + 1000
+    assert gc.get_freeze_count() == before
 
 
 def test_a_stall_of_the_server_is_seen_at_its_full_length(server):
