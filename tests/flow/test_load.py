@@ -68,7 +68,7 @@ def test_a_thousand_a_second_are_sent_in_time(server):
 @pytest.mark.parametrize(
     ("arrivals", "first"), [(Constant(50.0), True), (Constant(500_000.0), False), (Closed(2), False)]
 )
-def test_only_what_leaves_most_of_the_cpus_goes_before_the_server(server, arrivals, first):
+def test_only_what_takes_little_of_the_cpus_goes_before_the_server(server, arrivals, first):
     seen = set()
 
     async def watched():
