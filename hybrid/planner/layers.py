@@ -62,7 +62,8 @@ class Choices:
             self.reasons[key] = f"{why} ({source} agrees.)".strip()
         else:
             shown = f"{guess:g}" if isinstance(guess, float) else guess
-            self.reasons[key] = f"Set by {source}; the first guess was {shown}."
+            instead = "" if isinstance(guess, bool) else f"; the first guess was {shown}"
+            self.reasons[key] = f"Set by {source}{instead}."
         return value  # type: ignore[return-value]  # the field of PlanOverrides has the type of the guess
 
     def source(self, key: str) -> str:

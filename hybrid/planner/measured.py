@@ -80,7 +80,8 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
     variable = any(engine.variable for engine in profile.engines)
     what = "tokens per row" if model.preprocess.text is not None else "elements along variable dimensions"
     length = f", with {profile.length} {what}" if profile.length and variable else ""
-    times = f"{choice.measured} batch times were taken{took}{length}{_crowd(profile)}"
+    when = f" ({profile.measured_when})" if profile.measured_when else ""
+    times = f"{choice.measured} batch times were taken{took}{when}{length}{_crowd(profile)}"
     space = f"They predict what each of {choice.space} settings (engine, workers, threads, largest batch) carries"
     return f"{where}. {times}. {space}; {_aim(choice)}.{_beside(choice)}"
 
@@ -180,11 +181,12 @@ def _idle(choice: Choice) -> str:
         return ""
     slow = known.by_engine[setting.engine].slow_down
     held_up_s = known.server(_with(setting, cpus)).held_up_s
-    wait = f" and the slowest answers may wait {ms(held_up_s)} for one," if held_up_s else ""
-    text = f" {idle} of {cpus} CPUs stay idle: with all busy, a batch takes {slow:.2f}x as long as alone,{wait}"
+    wait = f" and the slowest answers would wait up to {ms(held_up_s)} for a CPU," if held_up_s else ""
+    stay = f" {idle} of {cpus} CPUs {'stays' if idle == 1 else 'stay'} idle"
+    text = f"{stay}: if workers kept all busy, a batch would take {slow:.2f}x as long as alone,{wait}"
     all_busy = [one for one in choice.alternatives if one.setting.instances * one.setting.threads >= cpus]
     close = any(one.rps > choice.rated.rps for one in all_busy)  # the table shows it, so "more" would contradict it
-    return f"{text} which costs {'about what' if close else 'more than'} the others would add."
+    return f"{text} which costs {'about what' if close else 'more than'} it would bring."
 
 
 def _threads_reason(choice: Choice) -> str:

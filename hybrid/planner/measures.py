@@ -127,6 +127,11 @@ class ModelProfile(Struct, frozen=True):
     missing: tuple[str, ...] = ()
 
     @property
+    def measured_when(self) -> str:
+        """Day and minute for a reader, in the time zone in which it was measured; empty where nobody noted it."""
+        return self.measured_at[:16].replace("T", " ")
+
+    @property
     def crowded_share(self) -> float:
         """Mean share of the time in which others used the CPUs; 0 while it is too little to doubt the times."""
         shares = [timing.waited for engine in self.engines for timing in engine.timings if not timing.failure]

@@ -110,6 +110,7 @@ class Measuring:
                 self._say(f"measured {model.name}: {engine} {note}")
         if share := answer.profile.crowded_share:
             self._say(
-                f"warning: {model.name} was measured while other processes had {share:.0%} of the CPU time that was "
-                "asked for; it is measured again at the first start that finds the CPUs free"
+                f"warning: {model.name} was measured ({answer.profile.measured_when}) while other processes had "
+                f"{share:.0%} of the CPU time that was asked for; it is measured again at the first start that finds "
+                "the CPUs free"
             )

@@ -202,6 +202,7 @@ def test_model_settings_override_the_guess() -> None:
     assert (made.max_batch, made.max_wait_ms, made.early_trigger) == (4, 2.0, 2)
     assert (made.queue_rows, made.queue_bytes, made.pipeline_depth, made.max_wait_s) == (99, 5, 2, 0.002)
     assert made.reasons["max_batch"] == "Set by the model's settings; the first guess was 8."
+    assert plan(model(), profile=profile(pin=False)).reasons["cores"] == "Not pinned. Set by profile p [plan]."
 
 
 def test_threads_alone_shrink_the_number_of_workers() -> None:

@@ -214,8 +214,9 @@ def test_a_reader_is_told() -> None:
     )
     handed = Beside(0.00018, 0.00018, 0.0007)
     assert "answered, and each batch 0.7 ms for its way to a worker and back; all rates" in reason(handed)
-    idle = "1 of 2 CPUs stay idle: with all busy, a batch takes 1.27x as long as alone,"
-    assert f"{idle} and the slowest answers may wait 6 ms for one, which costs more" in reason(handed, "instances")
+    idle = "1 of 2 CPUs stays idle: if workers kept all busy, a batch would take 1.27x as long as alone,"
+    wait = "and the slowest answers would wait up to 6 ms for a CPU, which costs more than it would bring."
+    assert f"{idle} {wait}" in reason(handed, "instances")
     assert "taken in" not in reason(Beside())
 
 

@@ -41,10 +41,12 @@ def plan(
     on: MachineFacts | None = None,
     flags: Any = None,
     missing: tuple[str, ...] = (),
+    measured_at: str = "",
     **settings: Any,
 ) -> Plan:
     model = ModelSettings(name="m", file="a.onnx", **settings)
-    measured = {("m", "1"): ModelProfile("m", "", "", 32, engines or (profile(),), took_s=9.0, missing=missing)}
+    found = ModelProfile("m", "", "", 32, engines or (profile(),), 9.0, measured_at, missing)
+    measured = {("m", "1"): found}
     (made,) = first_plan(on or machine(), [model], None, flags, measured=measured)
     return made
 
@@ -101,6 +103,8 @@ def test_every_number_says_what_was_measured() -> None:
     assert "within 190 ms, 95 % of the objective" in reasons["device"]
     assert all(text.endswith(".") and "\n" not in text for text in reasons.values())
     assert "no `slo_p99_ms` is set" in plan().reasons["device"]
+    earlier = plan(measured_at="2026-11-30T19:58:05+0000")
+    assert "batch times were taken in 9 s (2026-11-30 19:58). They" in earlier.reasons["device"]
 
 
 def test_one_worker_tells_its_mean_at_half_load() -> None:
