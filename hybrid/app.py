@@ -31,6 +31,7 @@ from hybrid.serving.model import ServedModel
 from hybrid.serving.opening import Opening, PlanFor
 from hybrid.serving.replan import Standing
 from hybrid.serving.repository import Repository
+from hybrid.serving.signals import Signals
 from hybrid.serving.sources import ModelSources
 from hybrid.serving.stats import encoded_plans
 from hybrid.serving.watch import watch
@@ -93,10 +94,10 @@ class App:
         """
         loop = asyncio.get_running_loop()
         self._build(loop)
+        signals = Signals(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-        hangup = Hangup(loop, self._manager, self._blueprint.reread, partial(self._on_signal, signal.SIGHUP))
-        hangup.listen()
+            signals.hear(number, partial(self._on_signal, number))
+        Hangup(loop, self._manager, self._blueprint.reread, partial(self._on_signal, signal.SIGHUP)).listen(signals)
         server = self._blueprint.server
         try:
             self.port = await self._http.start(server.host, server.port, server.tls)
@@ -110,9 +111,7 @@ class App:
                 raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
         finally:
             await self._kill()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-            hangup.close()
+            signals.close(ending=bool(self._signals))
 
     # Building ------------------------------------------------------------------------------------------------------
 

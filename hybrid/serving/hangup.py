@@ -14,6 +14,7 @@ from msgspec import Struct
 from hybrid.errors import HybridError
 from hybrid.serving.manager import Manager
 from hybrid.serving.replan import Wish
+from hybrid.serving.signals import Signals
 
 log = logging.getLogger("hybrid.serving")
 
@@ -39,14 +40,10 @@ class Hangup:
         self._had_terminal = _has_terminal()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def listen(self) -> None:
+    def listen(self, signals: Signals) -> None:
         """Hear the signal from now on."""
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            self._loop.add_signal_handler(signal.SIGHUP, self._heard)
-
-    def close(self) -> None:
-        """Hear it no more."""
-        self._loop.remove_signal_handler(signal.SIGHUP)
+            signals.hear(signal.SIGHUP, self._heard)
 
     def _heard(self) -> None:
         if self._read is None or (self._had_terminal and not _has_terminal()):

@@ -65,6 +65,18 @@ def test_a_signal_at_any_moment_of_the_start(delay_s):
     server.stop()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_after_the_drain_does_not_change_how_it_ended(number):
+    server = Server("simulated:null").start().wait_ready()
+    server.signal(signal.SIGTERM)
+    server.until(lambda: "drained in" in server.err, 10, "drained")
+    while server.process.poll() is None:
+        server.signal(number)
+        time.sleep(0.002)
+    assert server.wait() == 0
+    server.stop()
+
+
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "under load"])
 def test_kill_9_of_the_server_takes_its_workers_along(tmp_path, load):
     server = Server(model_folder(tmp_path / "m", TWO_WORKERS)).start().wait_ready()

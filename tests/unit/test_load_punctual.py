@@ -51,3 +51,26 @@ def test_where_it_is_forbidden_the_work_is_done_all_the_same(monkeypatch):
     with first_in_line():
         done = os.sched_getscheduler(0)
     assert done == before == os.sched_getscheduler(0)
+
+
+def test_who_may_not_take_it_back_for_children_is_ordinary_again_himself(monkeypatch):
+    """As the kernel has it for a process with RLIMIT_RTPRIO and without CAP_SYS_NICE."""
+    now = [os.SCHED_OTHER]
+
+    def setscheduler(_, policy, param):
+        if now[0] & os.SCHED_RESET_ON_FORK and not policy & os.SCHED_RESET_ON_FORK:
+            raise PermissionError(1, "Operation not permitted")
+        now[0] = policy
+
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: now[0])
+    monkeypatch.setattr(os, "sched_setscheduler", setscheduler)
+    with first_in_line():
+        assert now == [os.SCHED_RR | os.SCHED_RESET_ON_FORK]
+    assert now == [os.SCHED_OTHER | os.SCHED_RESET_ON_FORK]
+
+
+def test_a_priority_of_its_own_is_kept(monkeypatch):
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_FIFO)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("nothing is to be set"))
+    with first_in_line():
+        assert os.sched_getscheduler(0) == os.SCHED_FIFO
