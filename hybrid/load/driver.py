@@ -16,15 +16,14 @@ from typing import Final
 from hybrid.errors import StartupError
 from hybrid.load.arrivals import Closed, Sending, mean_rate_rps, sendings
 from hybrid.load.carriers import Carriers, Shot
-from hybrid.load.punctual import first_in_line
+from hybrid.load.punctual import first_in_line, undisturbed_by_collections
 from hybrid.load.report import LoadResult
 from hybrid.load.spec import Address, LoadSpec
 from hybrid.load.tally import Tally
 from hybrid.load.ticker import Ticker
 
-PER_PROCESS_RPS: Final = 4000.0  # a generator uses about a third of a core then, and is seldom late
-#: To go first at each of many sends takes more from a server on the same CPUs than clients elsewhere would: at 4,000/s
-#: on two CPUs a small model held its objective up to three quarters of the rate that it holds otherwise.
+#: To go first at each of many sends takes more from a server on the same CPUs than clients elsewhere would: with
+#: thousands a second on two CPUs a small model held its objective at half of what it carries, otherwise at 0.8 of it.
 _FIRST_RPS_PER_CPU: Final = 1000.0
 _SENDS_PER_TICK: Final = 64  # then answers are read, even when the generator is behind
 _SWEEP_S: Final = 0.02
@@ -94,7 +93,7 @@ class Generator:
         else:
             self._times = self._sendings()
             self._wait_for_next()
-        with first_in_line() if self._goes_first() else nullcontext():
+        with undisturbed_by_collections(), first_in_line() if self._goes_first() else nullcontext():
             await self._done
         self._tally.unfinished_n = sum(shot.counts for shot in self._carriers.under_way())
         cpu_s = time.process_time() - began_cpu_s

@@ -4,7 +4,6 @@ Takes its part over stdin, answers on stdout, and ends when stdin does: a genera
 """
 
 import asyncio
-import gc
 import os
 import sys
 from typing import BinaryIO
@@ -22,7 +21,6 @@ def main() -> None:
     job = _read(sys.stdin.buffer)
     if not isinstance(job, Job):
         return
-    gc.freeze()  # the payloads stay; the collector need not look at them in the middle of a run
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(_run(job))

@@ -1,9 +1,10 @@
-"""Precedence for a load generator that shares its machine with the server it measures. Knows nothing of loads.
+"""What keeps a load generator in time beside the server it measures. Knows nothing of loads.
 
 Clients on other machines do not wait for the server's CPUs. One beside the server does: its timer fires, and it is
 picked up when the server's slice or a kernel thread's is over, which is several milliseconds on a small machine.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,16 @@ from typing import Final
 _FIRST: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 _PRIORITY: Final = os.sched_param(1)
 _REAL_TIME: Final = (os.SCHED_FIFO, os.SCHED_RR)
+
+
+@contextmanager
+def undisturbed_by_collections() -> Iterator[None]:
+    """Keep the collector from what there is now: to look through a large heap takes longer than a send may be late."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
@@ -30,7 +41,8 @@ def first_in_line() -> Iterator[None]:
         yield
     finally:
         # Who is allowed by RLIMIT_RTPRIO alone may not take back what is said about children.
-        _ = _scheduled(before, param) or _scheduled(before | os.SCHED_RESET_ON_FORK, param)
+        if not _scheduled(before, param):
+            _scheduled(before | os.SCHED_RESET_ON_FORK, param)
 
 
 def _scheduled(policy: int, param: os.sched_param) -> bool:
