@@ -93,10 +93,10 @@ class App:
             ForcedExit: a second signal came while it was draining, or the drain time ended before the requests did.
         """
         loop = asyncio.get_running_loop()
-        self._build(loop)
         signals = Signals(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             signals.hear(number, partial(self._on_signal, number))
+        self._build(loop)
         Hangup(loop, self._manager, self._blueprint.reread, partial(self._on_signal, signal.SIGHUP)).listen(signals)
         server = self._blueprint.server
         try:

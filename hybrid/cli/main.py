@@ -18,6 +18,7 @@ from typing import Final
 
 import click
 
+from hybrid.cli.ending import ends_at_once, exit_code
 from hybrid.compiled import COMPILED
 from hybrid.errors import HybridError
 from hybrid.telemetry.log_sink import open_sink
@@ -34,7 +35,6 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "profile": ("hybrid.cli.profile", "List, show, choose and make profiles for kinds of machines."),
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
 }
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 _PATIENCE_S: Final = 1.0
 
 
@@ -49,7 +49,8 @@ class LazyGroup(click.Group):
         """Import the verb's module and return its command, which is named like the verb."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        with ends_at_once():
+            command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -100,8 +101,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, f"{_lower(error.format_message()).rstrip('.')} (see `{command} --help`)", error.exit_code)
     except click.ClickException as error:
         return _fail(error, error.format_message(), error.exit_code)
-    except click.Abort:
-        return _INTERRUPTED
+    except click.Abort as abort:
+        return exit_code(abort.__cause__)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise

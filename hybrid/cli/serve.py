@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import uvloop  # noqa: F401 -- the server imports it when signals raise exceptions, which imports do not survive
 
 from hybrid.app import Blueprint, grpc_port
 from hybrid.app import serve as run_server
@@ -100,7 +101,12 @@ def serve(
         now = load_config(config_file, os.environ, overrides)
         return Reread(now.profile, tuple(key for key in changed_keys(config, now) if key != "profile"))
 
-    _serve(config, _plan_overrides(flags), reread, fresh=bool(flags["fresh"]))
+    try:
+        # From here on a signal needs a handler: to process 1 of a container the kernel brings none without.
+        with polite_end():
+            _serve(config, _plan_overrides(flags), reread, fresh=bool(flags["fresh"]))
+    except KeyboardInterrupt:  # before there was a server to drain: told to stop, it stopped
+        click.echo("stopped before it was ready", err=True)
 
 
 def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:
@@ -138,8 +144,7 @@ def _serve(config: Config, overrides: PlanOverrides, reread: Callable[[], Reread
     server = config.server
     asyncio.run(check_place(server.host, server.port, grpc_port(server), server.tls))
     plan = partial(plan_here, profile=config.profile, flags=overrides)
-    # From here on a signal needs a handler: to process 1 of a container the kernel brings none that has its default.
-    with polite_end(), measuring(config.planner, fresh) as measure:
+    with measuring(config.planner, fresh) as measure:
         opening = open_sources(sources, partial(plan, measure=measure), config.repository_strict)
     # Whatever is planned later is planned beside a server at work, which measuring would disturb.
     plan_later = partial(plan, measure=measure.known_only() if measure is not None else None)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hybrid.cli.ending import polite_end
+from hybrid.cli.ending import exit_code, polite_end
 from hybrid.cli.finite import FiniteRange
 from hybrid.cli.keys import api_key_option, check_api_key, without_secrets
 from hybrid.cli.output import print_columns, print_json
@@ -33,8 +33,6 @@ from hybrid.tune.run import alike, bounds_of, own_lab, run_search, running_lab
 from hybrid.tune.seeds import BATCHES, MOST, Bounds
 from hybrid.tune.trial import Lab
 from hybrid.tune.values import Outcome, Terms
-
-_INTERRUPTED = 130
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):
@@ -118,8 +116,8 @@ def tune(model: str, as_json: bool, **options: Any) -> int:
     try:
         with polite_end(), _lab(wanted) as (lab, engines):
             outcome = _tuned(lab, engines, wanted)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return exit_code(interrupt)
     try:
         _write(outcome, wanted)
     finally:  # minutes of measuring are not lost for a folder that cannot be written

@@ -73,8 +73,8 @@ class GrpcServer:
                     _listen(server, f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}", credentials)
             except RuntimeError:
                 continue
+            self._server = server  # before it starts: who is cancelled meanwhile closes it
             await server.start()
-            self._server = server
             return int(names[0][1])
         raise StartupError(f"gRPC: cannot listen on {host} port {port}: another process was faster")
 

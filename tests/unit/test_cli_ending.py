@@ -8,7 +8,7 @@ import socket
 import pytest
 import uvloop
 
-from hybrid.cli.ending import polite_end
+from hybrid.cli.ending import exit_code, polite_end
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 SS_DISABLE = 2
@@ -43,8 +43,9 @@ def restored():
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_first_signal_interrupts_and_the_next_ones_do_not(number):
     with polite_end():
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as told:
             signal.raise_signal(number)
+        assert exit_code(told.value) == 128 + number
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(number) is signal.SIG_IGN  # on the way out
@@ -55,6 +56,16 @@ def test_whoever_is_not_told_leaves_all_as_it_was():
     with polite_end():
         assert [signal.getsignal(number) for number in NUMBERS] != before
     assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+def test_a_handler_of_somebody_else_stays():
+    with polite_end():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+def test_ctrl_c_has_the_code_that_shells_report():
+    assert exit_code(KeyboardInterrupt()) == 130
 
 
 def test_a_hangup_that_is_ignored_stays_so():
