@@ -42,7 +42,7 @@ from hybrid.probing.measuring import Measuring
 from hybrid.probing.runner import ProcessMeasurer
 
 _ROUNDS: Final = 3
-_WINDOWS: Final = Windows(seconds=4.0, least_n=500, most_s=6.0, steps=5, saturate_s=2.5)
+_WINDOWS: Final = Windows(seconds=4.0, least_n=500, most_s=6.0, steps=5, saturate_s=2.5, chances=2)
 _TRIES: Final = 2
 _TABLE_S: Final = 60.0
 _RESAMPLES: Final = 4000
