@@ -5,6 +5,8 @@ no model and no machine; whether a value makes sense on this machine is the plan
 """
 
 import math
+import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -34,6 +36,7 @@ ENVIRONMENT: Final[dict[str, str]] = {
 SECRET_FIELDS: Final = frozenset({"api_keys", "admin_token"})
 #: Beyond it JSON's numbers are not exact, and from 2**63 on nothing that is made of one could be sent.
 _MOST: Final = 2**53
+_MOST_BYTES: Final = 1 << 20
 _PREFIX: Final = "HYBRID_"
 _SHOWN_CHARACTERS: Final = 60
 _BOUNDS: Final = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -65,11 +68,11 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Read one TOML file.
 
     Raises:
-        ConfigError: the path cannot be one, the file is missing, a directory, unreadable, not UTF-8 or not TOML (with
-            line and column).
+        ConfigError: the path cannot be one, the file is missing, a directory, a pipe or device, larger than 1 MiB,
+            unreadable, not UTF-8 or not TOML (with line and column).
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_read(path).decode())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -84,6 +87,18 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: nested too deeply") from None
     except ValueError as error:  # a zero byte in it, or half a character: paths come over HTTP, too
         raise ConfigError(f"{str(path)!r}: cannot be a path: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    # Named pipes and /dev/zero as well as files of any size come over HTTP, too: opening one must not wait for who
+    # writes to it, nor reading take all memory.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError(f"{path}: is a pipe or a device, expected a TOML file")
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{path}: larger than {_MOST_BYTES >> 20} MiB, expected a TOML file with settings")
+    return data
 
 
 def load_config(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None) -> Config:

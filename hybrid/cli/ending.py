@@ -1,14 +1,19 @@
 """How a verb that has something to put back ends when it is told to: in order, whoever tells it. Knows no verb."""
 
 import contextlib
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Final
+
+_ECHO_S: Final = 0.1  # `timeout` and some supervisors signal a process and then its group: one wish, heard twice
 
 
 class Told(KeyboardInterrupt):
-    """A signal other than Ctrl-C's said so: `number`."""
+    """The signal `number` said so."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -25,19 +30,24 @@ def ends_at_once() -> Iterator[None]:
     """Ctrl-C in the block ends the process as SIGTERM does, without an exception: for imports.
 
     An exception within them is lost (in a destructor), or ends in a compiled module as a segmentation fault (orjson),
-    or leaves modules half made to who cleans up. There is nothing to put back yet.
+    or leaves modules half made to who cleans up. There is nothing to put back yet. To process 1, as in a container, the
+    kernel brings no signal that has its default action; it gets a handler for each, and those but for Ctrl-C stay.
     """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    at_once = _leave if os.getpid() == 1 else signal.SIG_DFL
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, at_once)
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interrupts:
+        signal.signal(signal.SIGINT, at_once)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -45,19 +55,21 @@ def polite_end() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block as Ctrl-C does, by a KeyboardInterrupt, also where an event loop runs in it.
 
     Once, and from then on they do nothing: a closed terminal brings one of each, and the second must not end what the
-    first has begun. Where SIGHUP is ignored, as after `nohup`, it stays so, and so do handlers set within the block.
+    first has begun. Only another Ctrl-C, of somebody in a hurry, does. What is ignored, as SIGHUP after `nohup`, stays
+    so, and so do handlers set within the block.
 
     Raises:
         Told: the KeyboardInterrupt that knows the signal.
     """
     import asyncio  # which the command line alone does not need
 
-    told = False
+    told_at: float | None = None
 
     def interrupt(number: int) -> None:
-        nonlocal told
-        first, told = not told, True
-        if first:
+        nonlocal told_at
+        now = time.monotonic()
+        if told_at is None or (number == signal.SIGINT and now - told_at > _ECHO_S):
+            told_at = now
             raise Told(number)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -70,7 +82,8 @@ def polite_end() -> Iterator[None]:
         else:
             loop.call_soon_threadsafe(interrupt, number)
 
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    numbers = [number for number in heard if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
@@ -78,4 +91,8 @@ def polite_end() -> Iterator[None]:
         for number, handler in before.items():
             # A handler of Python's would be taken away while the interpreter ends, and the code that it ends with.
             if signal.getsignal(number) is end:
-                signal.signal(number, signal.SIG_IGN if told else handler)
+                signal.signal(number, handler if told_at is None else signal.SIG_IGN)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)

@@ -8,7 +8,6 @@ configuration.
 import errno
 import os
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -19,9 +18,9 @@ from typing import Final
 import click
 
 from hybrid.cli.ending import ends_at_once, exit_code
+from hybrid.cli.stderr import write_error
 from hybrid.compiled import COMPILED
 from hybrid.errors import HybridError
-from hybrid.telemetry.log_sink import open_sink
 
 #: Verb -> (module, one line of help). The help stands here so that listing the verbs imports none of them.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -35,7 +34,6 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "profile": ("hybrid.cli.profile", "List, show, choose and make profiles for kinds of machines."),
     "machine": ("hybrid.cli.machine", "Show what this machine offers to hybrid."),
 }
-_PATIENCE_S: Final = 1.0
 
 
 class LazyGroup(click.Group):
@@ -160,16 +158,8 @@ def _fail(error: Exception, text: str, code: int) -> int:
     if os.environ.get("HYBRID_DEBUG") == "1":
         traceback.print_exception(error)
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip()).rstrip(".")
-    _write_error(f"hybrid: error: {line or type(error).__name__}\n")
+    write_error(f"hybrid: error: {line or type(error).__name__}\n")
     return code
-
-
-def _write_error(text: str) -> None:
-    """Write to stderr, but not for ever: a pipe that nobody reads must not keep a server from ending."""
-    ends_at = time.monotonic() + _PATIENCE_S
-    sink = open_sink(sys.stderr)
-    sink.write(text.encode("utf-8", "replace"), lambda: time.monotonic() > ends_at)
-    sink.close()
 
 
 def _lower(text: str) -> str:

@@ -16,6 +16,7 @@ from hybrid.cli.ending import polite_end
 from hybrid.cli.example import curl_line
 from hybrid.cli.finite import FiniteRange
 from hybrid.cli.measuring import measuring, measuring_options
+from hybrid.cli.stderr import write_error
 from hybrid.config import Config, ModelSettings, ServerSettings
 from hybrid.config_file import changed_keys, load_config
 from hybrid.errors import StartupError
@@ -106,7 +107,7 @@ def serve(
         with polite_end():
             _serve(config, _plan_overrides(flags), reread, fresh=bool(flags["fresh"]))
     except KeyboardInterrupt:  # before there was a server to drain: told to stop, it stopped
-        click.echo("stopped before it was ready", err=True)
+        write_error("stopped before it was ready\n")
 
 
 def _plan_overrides(flags: dict[str, object]) -> PlanOverrides:

@@ -14,6 +14,7 @@ import uvloop
 from msgspec import DecodeError
 
 from hybrid.errors import StartupError
+from hybrid.group_signals import kept_from_children
 from hybrid.load.arrivals import Closed, mean_rate_rps
 from hybrid.load.driver import drive
 from hybrid.load.frames import LENGTH, Done, Failed, Frame, Job, Ready, Start, decode, encode
@@ -74,11 +75,12 @@ async def drive_many(spec: LoadSpec, processes: int | None = None) -> LoadResult
 
 
 async def _start() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "hybrid.load.generate"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    with kept_from_children():
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "hybrid.load.generate"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
 
 
 def _send(child: asyncio.subprocess.Process, frame: Frame) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ from hybrid.offline.source import Source
 from hybrid.offline.window import Hurry, Limits, Window
 from hybrid.planner.types import Plan
 from hybrid.serving.model import ServedModel
+from hybrid.serving.signals import Signals
 from hybrid.telemetry.logs import LogHub
 
 _SORTED_BATCHES: Final = 32
@@ -65,7 +67,7 @@ class Job:
         self._syncing: asyncio.Future[None] | None = None
 
     async def run(self) -> Report:
-        """Do all rows that are left, or as many as come before SIGINT or SIGTERM.
+        """Do all rows that are left, or as many as come before SIGINT, SIGTERM or SIGHUP.
 
         Raises:
             StartupError: the model cannot start, or does not fit the files.
@@ -73,8 +75,9 @@ class Job:
         """
         loop = self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+        signals = Signals(loop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signals.hear(number, partial(self._on_signal, number))
         order = self._order
         self._model = ServedModel(order.model, order.plan, self._hub, loop, self._clock)
         self._model.start()
@@ -89,8 +92,7 @@ class Job:
         finally:
             # What still runs after a signal or a failure is of no use to anybody; after the last row nothing runs.
             await self._model.stop(_STOP_S if self._complete else 0.0)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            signals.close(ending=bool(self._signals))
 
     def counts(self) -> Counts:
         """Return how far it is."""

@@ -11,6 +11,8 @@ import threading
 from types import TracebackType
 from typing import Final
 
+from hybrid.group_signals import kept_from_children
+
 #: One thread per caller of BLAS, whichever library numpy was built with: who measures k cores starts k threads itself.
 _ONE_THREAD: Final = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -83,14 +85,15 @@ def children(module: str, count: int, limit_s: float) -> Children | None:
 
 
 def _start(module: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | _ONE_THREAD,
-    )
+    with kept_from_children():
+        return subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | _ONE_THREAD,
+        )
 
 
 def _line(process: subprocess.Popen[str]) -> str | None:

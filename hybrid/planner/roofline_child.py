@@ -6,7 +6,6 @@ library is loaded once. BLAS itself is held at one thread by the environment.
 """
 
 import os
-import signal
 import statistics
 import sys
 import threading
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hybrid.group_signals import leave_to_parent
 from hybrid.planner.measures import CoreRate, RooflineJob, RooflineRun
 
 _SIZES = (1024, 512, 256)
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 def main() -> None:
     """Read one job, answer each of its runs with a line (a `CoreRate`); end early when stdin does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_parent()
     job = msgspec.json.decode(sys.stdin.readline(), type=RooflineJob)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     size = _product_size()

@@ -3,9 +3,10 @@
 Started by `hybrid.planner.spin`. Imports next to nothing, because there is one process per CPU of the machine.
 """
 
-import signal
 import sys
 import time
+
+from hybrid.group_signals import leave_to_parent
 
 #: A step of the loop takes a tenth of a microsecond; one this long was interrupted.
 _PAUSE_S = 5e-5
@@ -13,7 +14,7 @@ _PAUSE_S = 5e-5
 
 def main() -> None:
     """Answer each line `START SECONDS` (monotonic time) with the share of a CPU that was received, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks hears it too, and ends this process
+    leave_to_parent()  # who asks ends this process
     print("ready", flush=True)
     for line in sys.stdin:
         start_s, seconds = map(float, line.split())

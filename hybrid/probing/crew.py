@@ -18,6 +18,7 @@ import msgspec
 
 from hybrid.config import ModelSettings
 from hybrid.engines.base import EngineSettings
+from hybrid.group_signals import kept_from_children
 from hybrid.probing import messages
 from hybrid.workers import wire
 from hybrid.workers.environment import engine_environment
@@ -105,7 +106,7 @@ class Crew:
         log_other.close()
         command = [sys.executable, "-m", "hybrid.probing.process", str(theirs.fileno()), str(log_end.fileno())]
         try:
-            with tempfile.TemporaryFile() as first:
+            with tempfile.TemporaryFile() as first, kept_from_children():
                 first.write(messages.encode(start))
                 first.seek(0)
                 process = subprocess.Popen(

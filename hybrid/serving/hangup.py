@@ -42,8 +42,7 @@ class Hangup:
 
     def listen(self, signals: Signals) -> None:
         """Hear the signal from now on."""
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signals.hear(signal.SIGHUP, self._heard)
+        signals.hear(signal.SIGHUP, self._heard)
 
     def _heard(self) -> None:
         if self._read is None or (self._had_terminal and not _has_terminal()):

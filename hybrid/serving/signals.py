@@ -15,7 +15,9 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def hear(self, number: signal.Signals, heard: Callable[[], object]) -> None:
-        """Have `heard` called on the loop for each signal of this number from now on."""
+        """Have `heard` called on the loop for each signal of this number; a SIGHUP that `nohup` ignores stays so."""
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            return
 
         def handle(_number: int, _frame: FrameType | None) -> None:
             self._loop.call_soon_threadsafe(heard)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybrid.engines.base import MemoryFacts
+from hybrid.group_signals import leave_to_parent
 from hybrid.telemetry.logs import install_child_logging
 from hybrid.workers import wire
 
@@ -28,10 +29,7 @@ def enter() -> socket.socket:
     """Set the process up from its arguments (socket, log descriptor, role, parent, log level) and return its socket."""
     descriptor, log_descriptor, role, parent, level = sys.argv[1:6]
     _die_with_parent(int(parent))
-    # The server decides when children leave: Ctrl-C, a service manager's SIGTERM and the end of a terminal reach the
-    # whole group.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent()
     install_child_logging(int(log_descriptor), role, level)
     sock = socket.socket(fileno=int(descriptor))
     sock.setblocking(True)

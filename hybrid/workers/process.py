@@ -20,6 +20,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from hybrid.engines.base import MemoryFacts
+from hybrid.group_signals import kept_from_children
 from hybrid.telemetry.logs import LogHub, WorkerLogChannel
 from hybrid.workers import oom, wire
 from hybrid.workers.wire import PeerGone
@@ -86,12 +87,13 @@ class ChildProcess:
         try:
             channel = WorkerLogChannel.open(hub, self.role)
             command = [sys.executable, "-m", module, str(theirs.fileno()), str(channel.child_fd), self.role]
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), hub.level],
-                pass_fds=(theirs.fileno(), channel.child_fd, *descriptors),
-                stdin=subprocess.DEVNULL,
-                env=os.environ | environment,
-            )
+            with kept_from_children():
+                self._process = subprocess.Popen(
+                    [*command, str(os.getpid()), hub.level],
+                    pass_fds=(theirs.fileno(), channel.child_fd, *descriptors),
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | environment,
+                )
         except OSError:
             ours.close()
             if channel is not None:

@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_costs_no_row(tmp_path):
     check_whole(output)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_it_cleanly_and_says_how_to_go_on(tmp_path, number, code):
     model, source = many(tmp_path)
     output = tmp_path / "out.npy"

@@ -1,5 +1,6 @@
 """Starts and ends that nobody planned: signals while loading, kill -9 of the server, many starts in a row."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -63,6 +64,21 @@ def test_a_signal_at_any_moment_of_the_start(delay_s, number):
     server.signal(number)
     assert server.wait(10) in (0, -number)
     assert "Traceback" not in server.err or number == signal.SIGINT  # with which Python's own first steps answer Ctrl-C
+    server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.2])
+def test_a_signal_to_the_group_while_its_processes_start(tmp_path, number, delay_s):
+    """As from a terminal or a service manager: the server decides what its processes do, from their first moment on."""
+    server = Server(model_folder(tmp_path / "m", TWO_WORKERS), prefix=("setsid",)).start()
+    server.until(server.children, what="the first worker was started")
+    time.sleep(delay_s)
+    children = server.children()
+    os.killpg(server.process.pid, number)
+    assert server.wait(10) == 0
+    assert "Traceback" not in server.err
+    assert gone(children, 0.5)
     server.stop()
 
 

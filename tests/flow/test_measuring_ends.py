@@ -1,5 +1,6 @@
 """Being told to end while models are measured, which takes longer than an orchestrator waits."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,3 +46,20 @@ def test_sigterm_is_heard_and_leaves_nothing(verb: list[str], exit_code: int, tm
     assert b"Traceback" not in errors
     _, alive = psutil.wait_procs(probes, timeout=5)
     assert alive == []
+
+
+def test_it_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, b"x" * 4096):
+            pass
+    os.set_blocking(writing, True)
+    env = {**os.environ, "HYBRID_MEASURE": "auto", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "hybrid", *VERBS[0][0]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, env=env) as process:
+        probes_of(psutil.Process(process.pid))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    os.close(reading)
+    os.close(writing)

@@ -2,15 +2,18 @@
 
 import asyncio
 import ctypes
+import os
 import signal
 import socket
+import time
 
 import pytest
 import uvloop
 
-from hybrid.cli.ending import exit_code, polite_end
+from hybrid.cli.ending import ends_at_once, exit_code, polite_end
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
+HEARD = (*NUMBERS, signal.SIGINT)
 SS_DISABLE = 2
 
 
@@ -33,7 +36,7 @@ def own_stack():
 
 @pytest.fixture(autouse=True)
 def restored():
-    before = {number: signal.getsignal(number) for number in NUMBERS}
+    before = {number: signal.getsignal(number) for number in HEARD}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     yield
     for number, handler in before.items():
@@ -66,6 +69,38 @@ def test_a_handler_of_somebody_else_stays():
 
 def test_ctrl_c_has_the_code_that_shells_report():
     assert exit_code(KeyboardInterrupt()) == 130
+
+
+def test_ctrl_c_is_one_wish_when_it_comes_twice_at_once_and_another_one_later():
+    with polite_end():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.12)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)  # on the way out
+
+
+def test_process_1_hears_what_the_kernel_brings_to_handlers_only(monkeypatch):
+    codes = []
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with ends_at_once():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGTERM)
+    assert codes == [130, 143, 129, 143]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_imports_end_by_the_signal_itself():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with ends_at_once():
+        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == [signal.SIG_DFL, signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_hangup_that_is_ignored_stays_so():

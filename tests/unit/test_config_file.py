@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,15 @@ def test_file_faults(tmp_path: Path) -> None:
     assert "cannot be read" in file_refusal(broken / "below-a-file.toml")
 
 
+def test_what_would_wait_or_never_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "is a pipe or a device, expected a TOML file" in file_refusal(tmp_path / "pipe.toml")
+    assert "is a pipe or a device" in file_refusal(Path("/dev/zero"))
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(400 << 20)
+    assert "larger than 1 MiB" in file_refusal(tmp_path / "large.toml")
+
+
 @pytest.mark.parametrize("name", ["a\0.toml", "a\ud800.toml"])
 def test_what_cannot_be_a_path_is_said_like_any_wrong_file(name: str) -> None:
     assert "cannot be a path" in file_refusal(Path(name))
@@ -156,7 +166,7 @@ def test_unreadable_file_names_the_user(tmp_path: Path, monkeypatch: pytest.Monk
     def denied(*_args: object, **_kwargs: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", denied)  # tests may run as root, whom no mode bits stop
+    monkeypatch.setattr("hybrid.config_file.os.open", denied)  # tests may run as root, whom no mode bits stop
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     assert (
         file_refusal(tmp_path / "c.toml") == f"{tmp_path / 'c.toml'}: cannot be read by user alice: Permission denied"
@@ -170,7 +180,7 @@ def test_user_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def denied(*_args: object, **_kwargs: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", denied)
+    monkeypatch.setattr("hybrid.config_file.os.open", denied)
     monkeypatch.setattr("getpass.getuser", nameless)
     assert "by user id " in file_refusal(tmp_path / "c.toml")
 
