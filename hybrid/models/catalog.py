@@ -98,7 +98,7 @@ def _builtin_row(name: str) -> ModelRow:
     except ConfigError as error:
         return ModelRow(name, task, engine, False, str(error))
     if importlib.util.find_spec(engine) is None:
-        note = f"engine {engine} is not installed; pip install 'hybrid-serve[{engine}]'"
+        note = f"engine {engine} is not installed; pip install {engine}"
         return ModelRow(name, task, engine, False, note)
     return ModelRow(name, task, engine, True, settings.description)
 

@@ -15,7 +15,7 @@ from hybrid.planner.types import Alternative
 
 MIB: Final = 1024 * 1024
 #: Two processes x 1 thread against 1 x 2 on 2 cores, items/s of a small text model at batch 1/4/8/32.
-_MEASURED: Final = "2 x 1 served 157/266/280/314 items/s at batch 1/4/8/32 where 1 x 2 served 123/200/239/337"
+_MEASURED: Final = "minilm on 2 x 1 served 157/266/280/314 items/s at batch 1/4/8/32 where 1 x 2 served 123/200/239/337"
 _CPU_MAX_BATCH: Final = 8
 _THROUGHPUT_BATCH: Final = 32
 _THROUGHPUT_DEPTH: Final = 2

@@ -3,17 +3,16 @@
 Owns the wording of what the search found. Knows no rule of the search.
 """
 
-from math import isfinite
+from math import inf, isfinite
 
 from hybrid.config import ModelSettings
+from hybrid.planner.batch_words import batch_reason
 from hybrid.planner.fitted import SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE
-from hybrid.planner.guess import MIB, Guess
-from hybrid.planner.latency import turning_point
-from hybrid.planner.measures import EngineProfile, MemoryLine, ModelProfile, Setting
+from hybrid.planner.guess import Guess
+from hybrid.planner.measures import ModelProfile, Setting
 from hybrid.planner.queueing import mean_latency_s
 from hybrid.planner.ranking import Rated
 from hybrid.planner.search import INSTANCES_GAIN, Choice
-from hybrid.planner.space import rows_in_memory, usable_bytes
 from hybrid.planner.types import Alternative
 from hybrid.planner.wording import all_busy, engine_title, full_batch, ms, rates, ratio, shape_of, within
 
@@ -39,7 +38,7 @@ def measured_guess(model: ModelSettings, choice: Choice, profile: ModelProfile) 
             "engine": _engine_reason(choice) + _missing(profile),
             "instances": _instances_reason(choice),
             "threads_per_instance": _threads_reason(choice),
-            "max_batch": _batch_reason(choice, engine),
+            "max_batch": batch_reason(choice, engine),
             "max_wait_ms": _wait_reason(choice),
             "pipeline_depth": "A second batch is copied to the device while the first computes."
             if overlaps
@@ -52,6 +51,10 @@ def measured_guess(model: ModelSettings, choice: Choice, profile: ModelProfile) 
 def _table(choice: Choice) -> tuple[Alternative, ...]:
     others = [one for one in choice.alternatives if one.setting != choice.default.setting]
     rows = [choice.rated, *others] + ([choice.default] if choice.default.setting != choice.setting else [])
+    question = choice.known.question
+    fixed = (question.instances, question.threads, question.max_batch) != (None, None, None)
+    # A rate is one at which the objective holds; a p99 that is replayed there misses that by what samples differ.
+    most_s = inf if question.objective == "throughput" else choice.known.slo_s
     return tuple(
         Alternative(
             engine=one.setting.engine,
@@ -60,10 +63,10 @@ def _table(choice: Choice) -> tuple[Alternative, ...]:
             max_batch=one.setting.max_batch,
             rps=round(one.rps, 1),
             p50_ms=round(one.p50_s * 1000.0, 2),
-            p99_ms=round(one.p99_s * 1000.0, 2),
+            p99_ms=round(min(one.p99_s, most_s) * 1000.0, 2),
             measured=one.measured,
             chosen=one is choice.rated,
-            is_default=one.setting == choice.default.setting,
+            is_default=one.setting == choice.default.setting and not fixed,
         )
         for one in rows
     )
@@ -82,8 +85,20 @@ def _device_reason(model: ModelSettings, choice: Choice, profile: ModelProfile) 
     length = f", with {profile.length} {what}" if profile.length and variable else ""
     when = f" ({profile.measured_when})" if profile.measured_when else ""
     times = f"{choice.measured} batch times were taken{took}{when}{length}{_crowd(profile)}"
-    space = f"They predict what each of {choice.space} settings (engine, workers, threads, largest batch) carries"
-    return f"{where}. {times}. {space}; {_aim(choice)}.{_beside(choice)}"
+    return f"{where}. {times}. They predict what {_space(choice)} carries; {_aim(choice)}.{_beside(choice)}"
+
+
+def _space(choice: Choice) -> str:
+    question = choice.known.question
+    free = {
+        "engine": len(question.engines) > 1,
+        "workers": question.instances is None and question.cpus > 1,
+        "threads": question.threads is None and question.cpus > 1,
+        "largest batch": question.max_batch is None,
+    }
+    return (
+        f"each of {choice.space} settings ({', '.join(k for k, v in free.items() if v)})" if choice.space > 1 else "it"
+    )
 
 
 def _beside(choice: Choice) -> str:
@@ -128,7 +143,7 @@ def _engine_reason(choice: Choice) -> str:
 def _missing(profile: ModelProfile) -> str:
     """Engines that may well be faster, which only measuring can tell: 2.3 times for minilm (bench.planner_fixed)."""
     return "".join(
-        f" {engine_title(name)} takes such files too and is not installed: after `pip install 'hybrid-serve[{name}]'` "
+        f" {engine_title(name)} takes such files too and is not installed: after `pip install {name}` "
         "a start that measures compares it."
         for name in profile.missing
     )
@@ -153,7 +168,7 @@ def _instances_reason(choice: Choice) -> str:
 
 
 def _at_half_load(choice: Choice) -> str:
-    """What one worker's rows take on an ordinary day, by the closed form; for several there is none."""
+    """What one worker's rows take when there is less to do, by the closed form; for several there is none."""
     setting, rows = choice.setting, choice.setting.max_batch
     if setting.instances > 1 or rows == 1 or setting.max_wait_ms:
         return ""
@@ -161,7 +176,7 @@ def _at_half_load(choice: Choice) -> str:
     single_s = float(batch_s[0])
     per_row_s = (float(batch_s[-1]) - single_s) / (rows - 1)
     mean_s = mean_latency_s(choice.rated.rps / 2, single_s - per_row_s, per_row_s)
-    return f" At half of that load, an ordinary day, a row takes {ms(mean_s)} in the mean." if isfinite(mean_s) else ""
+    return f" At half of that load a row takes {ms(mean_s)} in the mean." if isfinite(mean_s) else ""
 
 
 def _rival(choice: Choice) -> Rated | None:
@@ -202,59 +217,12 @@ def _threads_reason(choice: Choice) -> str:
     alone = [known.seconds(_with(setting, count), rows) for count in (fewer, more)]
     text = f"One worker alone runs a batch of {rows} in {ms(alone[0])} on 1 thread and in {ms(alone[1])} on {more}: "
     gain = alone[0] / alone[1]
-    return text + f"{gain:.2f}x as fast for {more}x the CPUs{'' if gain < 0.8 * more else ', which is worth it'}."
-
-
-def _batch_reason(choice: Choice, engine: EngineProfile) -> str:
-    setting, question = choice.setting, choice.known.question
-    if engine.fixed_rows is not None:
-        return f"The model is made for batches of exactly {engine.fixed_rows}."
-    if engine.batching_fault:
-        return f"Rows run alone: {engine.batching_fault.rstrip('.')}."
-    if question.max_batch is not None:
-        return f"Fixed at {setting.max_batch}."
-    parts = []
-    if choice.smaller is not None:
-        parts.append(f"{ratio(choice.rated, choice.smaller)} what batch {choice.smaller.setting.max_batch} carries")
-    limit = rows_in_memory(engine.memory, question.memory_bytes, setting.instances)
-    if engine.memory is not None and limit < 2 * setting.max_batch:
-        parts.append(_memory(engine.memory, limit, question.memory_bytes, setting.instances))
-    elif choice.larger is not None:
-        parts.append(_larger(choice.rated, choice.larger))
-    text = f"Batch {setting.max_batch}{within(choice)}: {'; '.join(parts) or 'the largest that was considered'}."
-    return text + _cost(choice)
-
-
-def _cost(choice: Choice) -> str:
-    """What rows cost on this hardware, which is why the batch is not another one."""
-    setting, model = choice.setting, choice.known.by_engine[choice.setting.engine]
-    shape = (setting.instances, setting.threads)
-    own = [one for one in model.timings if (one.probe.instances, one.probe.threads) == shape]
-    corner = turning_point([one.probe.rows for one in own], [one.seconds for one in own])
-    if corner is not None and round(corner) > 1:
-        return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
-    if setting.device != "cpu" or setting.threads > 1:
-        return ""
-    return f" A batch costs {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
-
-
-def _larger(best: Rated, larger: Rated) -> str:
-    gain = larger.rps / max(best.rps, 1e-12) - 1.0
-    gains_words = (
-        f"would gain {gain:.0%}" if gain >= 0.005 else "gains nothing" if gain > -0.02 else f"carries {-gain:.0%} less"
-    )
-    slower = larger.batch_s / best.batch_s
-    late = ", too long for many who wait for it" if gain <= -0.02 else ""
-    return f"batch {larger.setting.max_batch} {gains_words}, and when full takes {slower:.1f}x as long{late}"
-
-
-def _memory(line: MemoryLine, limit: int, memory_bytes: int, instances: int) -> str:
-    among = f" for {instances} workers" if instances > 1 else ""
-    share = usable_bytes(memory_bytes / instances, line.base_bytes) / (memory_bytes / instances)
-    return (
-        f"memory holds {limit} rows: {share:.0%} of {memory_bytes / (1024 * MIB):.1f} GiB{among}, less "
-        f"{line.base_bytes / MIB:.0f} MiB of weights and overhead each, at {line.per_row_bytes / MIB:.1f} MiB per row"
-    )
+    so = ""
+    if setting.threads > 1 and gain >= 0.8 * more:
+        so = ", which is worth it"
+    elif setting.threads == 1 and setting.instances > 1 and gain < more:
+        so = ", so workers of one thread carry more"
+    return f"{text}{gain:.2f}x as fast for {more}x the CPUs{so}."
 
 
 def _wait_reason(choice: Choice) -> str:

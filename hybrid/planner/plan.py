@@ -212,7 +212,7 @@ def _batch_numbers(guess: Guess, choices: Choices, batching: str) -> tuple[int, 
     if batching == "static":
         wait, why = _STATIC_WAIT_MS, "A static batch costs the same however full it is, so it waits a little for rows."
     max_wait_ms = choices.settle("max_wait_ms", wait, why)
-    early = choices.settle("early_trigger", max_batch, "Equal to max_batch: fewer rows than that end no wait.")
+    early = choices.settle("early_trigger", max_batch, "Equal to max_batch: only a full batch ends a wait early.")
     if early > max_batch and choices.fixed("max_batch") is None:
         # Nobody contradicts himself here, and the times, which decide the batch, must not keep a server from starting.
         choices.reasons["early_trigger"] = (
@@ -244,12 +244,12 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     usable = machine.cpu.usable
     processes = min(_MAX_PREPROCESS, max(1, usable // 4))
     why = (
-        f"One process per four usable CPUs ({usable} here), at least 1 and at most {_MAX_PREPROCESS}: preprocessing "
+        f"One process per four usable CPUs ({usable}), at least 1 and at most {_MAX_PREPROCESS}: preprocessing "
         "costs far less than the model."
     )
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)
-        why = f"One process per two usable CPUs ({usable} here): decoding images keeps pace with the workers."
+        why = f"One process per two usable CPUs ({usable}): decoding images keeps pace with the workers."
     fitting = max(1, int(_PREPROCESS_MEMORY * machine.memory_limit_bytes) // PROCESS_BYTES)
     if fitting < processes:
         processes, why = fitting, f"As many as a quarter of the memory holds ({machine.memory_source})."
