@@ -3,7 +3,7 @@
 Owns the bound on latency where the user set none. Knows no rule of what is good. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
@@ -162,23 +162,18 @@ def models(question: SearchQuestion, timings: Sequence[Timing]) -> Models:
             fitted[engine.engine] = fit(own, question.cpus if engine.device == "cpu" else 4)
     if not fitted:
         raise ValueError("expected at least one measured time")
+    # Also of workers that somebody has ruled out: what is fixed must not move the objective.
+    free = replace(question, instances=None, threads=None)
     single_s = min(
-        model.seconds(instances, threads, engine.fixed_rows or 1)
+        model.seconds(1, threads, engine.fixed_rows or 1)
         for engine in question.engines
         if (model := fitted.get(engine.engine)) is not None
-        for instances, threads in (*pairs(question, engine), *_timed_alone(model, question.cpus))
-        if instances == 1 or question.instances == instances
+        for instances, threads in pairs(free, engine)
+        if instances == 1
     )
     beside = _beside(question.engines)
     slo_s = question.slo_s or max(SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE * (single_s + beside.cpu_s))
     return Models(question, tuple(timings), fitted, slo_s, _curves(question, fitted), beside)
-
-
-def _timed_alone(model: LatencyModel, cpus: int) -> Iterator[tuple[int, int]]:
-    """Also what somebody has ruled out tells how fast one row is: what is fixed must not move the objective."""
-    for probe in {one.probe for one in model.timings if one.probe.instances == 1}:
-        if probe.threads <= cpus:
-            yield 1, probe.threads
 
 
 def _beside(engines: Sequence[EngineProfile]) -> Beside:

@@ -128,6 +128,27 @@ def test_the_table_shows_the_plan_and_what_it_was_weighed_against() -> None:
     assert "weighed against" not in plan_table(first_plan(machine(), [ModelSettings(name="m")], None), machine())
 
 
+def test_what_somebody_fixed_moves_no_objective_and_is_nobodys_default() -> None:
+    """One setting, one prediction, whether it was chosen or asked for."""
+    free = plan()
+    fixed = plan(
+        flags=PlanOverrides(
+            instances=free.instances, threads_per_instance=free.threads_per_instance, max_batch=free.max_batch
+        )
+    )
+    (only,) = fixed.alternatives
+    assert (only.rps, only.p99_ms) == (free.alternatives[0].rps, free.alternatives[0].p99_ms)
+    assert not only.is_default
+    assert "They predict what it carries" in fixed.reasons["device"]
+
+
+def test_the_batch_says_what_full_ones_would_make() -> None:
+    made = plan()
+    assert "(" in made.reasons["max_batch"]
+    assert f"({made.alternatives[0].rps:.0f} against " in made.reasons["max_batch"]
+    assert "Full batches without a pause would make" in made.reasons["max_batch"]
+
+
 def test_the_faster_engine_serves_and_says_by_how_much() -> None:
     made = plan(profile(), profile(scale=0.5, engine="openvino"), slo_p99_ms=1000)
     assert made.engine == "openvino"
