@@ -34,7 +34,7 @@ serve: $(if $(wildcard $(DEV)),$(DEV),$(STAMP))  ## serve the built-in models on
 # something takes under load, wants the machine for itself. Not `loadfile`, which never ends after a process has crashed.
 PARALLEL := -n 2 --dist worksteal
 COMPILED := tests/flow/test_compiled.py
-# Tests with real processes that look at answers only, and neither at times nor at what the machine does besides.
+# Tests with real processes that mostly look at answers; their limits of time and memory leave room for one beside them.
 PATIENT  := tests/docs $(addprefix tests/flow/test_, $(addsuffix .py, \
 	batch_files batch_resume batch_static cli cli_loading client clients_plain clients_real clients_triton openai_clients \
 	grpc_calls grpc_clients behaviour_errors behaviour_identity behaviour_lengths behaviour_onnx behaviour_security \

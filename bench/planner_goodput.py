@@ -28,7 +28,7 @@ _PAUSE_S: Final = 0.15  # the server drops what a rate that was given up has lef
 _SETTLE_S: Final = 0.5
 _FIRST: Final = 0.92
 _DOWN: Final = (0.87, 0.8, 0.65, 0.5)
-_OTHER_ARRIVALS: Final = 1000
+_SEED_STEP: Final = 1000
 _UP: Final = 1.08  # a short closed loop of slow requests stays below what an open one reaches
 
 
@@ -103,7 +103,7 @@ def goodput(url: str, payloads: Sequence[Payload], slo_s: float, windows: Window
         # Most servers are good up to nine tenths of saturation, so looking begins there and goes down in growing steps.
         rate = _next_rate(saturated.rps, low, high, step)
         for chance in range(windows.chances):
-            arrivals = seed + _OTHER_ARRIVALS * chance
+            arrivals = seed + _SEED_STEP * chance
             trials.append(try_rate(url, payloads, rate, slo_s, windows.window_s(rate), arrivals))
             if trials[-1].passed:
                 break

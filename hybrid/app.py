@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from hybrid.serving.model import ServedModel
 from hybrid.serving.opening import Opening, PlanFor
 from hybrid.serving.replan import Standing
 from hybrid.serving.repository import Repository
-from hybrid.serving.signals import Signals
+from hybrid.serving.signals import Signals, before
 from hybrid.serving.sources import ModelSources
 from hybrid.serving.stats import encoded_plans
 from hybrid.serving.watch import watch
@@ -94,24 +94,29 @@ class App:
         """
         loop = asyncio.get_running_loop()
         signals = Signals(loop)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signals.hear(number, partial(self._on_signal, number))
-        self._build(loop)
-        Hangup(loop, self._manager, self._blueprint.reread, partial(self._on_signal, signal.SIGHUP)).listen(signals)
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signals.hear(number, partial(self._on_signal, number))
+            self._build(loop)
+            Hangup(loop, self._manager, self._blueprint.reread, partial(self._on_signal, signal.SIGHUP)).listen(signals)
+            await self._run(on_ready)
+        finally:
+            signals.close(ending=bool(self._signals))
+
+    async def _run(self, on_ready: OnReady) -> None:
         server = self._blueprint.server
         try:
             self.port = await self._http.start(server.host, server.port, server.tls)
             if self._grpc is not None:
                 self.grpc_port = await self._grpc.start(server.host, grpc_port(server), server.tls)
             self._probe_lag()
-            if await _before(self._signalled, self._wait_ready()):
+            if await before(self._signalled.wait(), self._wait_ready()):
                 on_ready(self.port, self.grpc_port, [model.settings for model in self._repository])
                 await self._signalled.wait()
-            if not await _before(self._forced, self._stop()):
+            if not await before(self._forced.wait(), self._stop()):
                 raise ForcedExit(f"{self._signals[1]} received while draining: stopped at once")
         finally:
             await self._kill()
-            signals.close(ending=bool(self._signals))
 
     # Building ------------------------------------------------------------------------------------------------------
 
@@ -265,27 +270,13 @@ def _grpc_server(
     return GrpcServer(Service(repository, manager, admission, limits.max_body_bytes), limits, http)
 
 
-async def _before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Do the work unless the event comes first, which cancels it. Return whether it was done."""
-    doing = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return doing.done()
-    finally:
-        doing.cancel()
-        waiting.cancel()
-
-
 def serve(blueprint: Blueprint, hub: LogHub, on_ready: OnReady) -> None:
     """Run a server in this process until it is told to stop.
 
     Raises:
         StartupError: it cannot start, or stopped without having answered everything.
     """
-    import uvloop  # the only place that needs it: a client of this package does not
+    import uvloop  # a client of this package does not need it
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(App(blueprint, hub).run(on_ready))

@@ -92,7 +92,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> bytes:
     # Named pipes and /dev/zero as well as files of any size come over HTTP, too: opening one must not wait for who
     # writes to it, nor reading take all memory.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ConfigError(f"{path}: is a pipe or a device, expected a TOML file")
         data = file.read(_MOST_BYTES + 1)

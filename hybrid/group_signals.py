@@ -14,10 +14,10 @@ _OF_THE_GROUP: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Whoever is started in the block does not hear them. What reaches this process meanwhile comes after the block.
+    """Whoever is started in the block does not hear them. What reaches this thread meanwhile comes after the block.
 
-    They are blocked, which exec leaves as it is; ignoring them in a `preexec_fn` would run code in a copy of a process
-    that may have threads.
+    Not so uvloop's children, for whom it unblocks all. They are blocked, which exec leaves as it is; ignoring them in
+    a `preexec_fn` would run code in a copy of a process that may have threads.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
     try:
@@ -27,7 +27,7 @@ def kept_from_children() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a child: ignore them from now on, and what came so far. Programs that it starts may hear them again."""
+    """In a child: ignore them from now on, and what came so far."""
     for number in _OF_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)

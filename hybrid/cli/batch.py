@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from hybrid.cli.output import print_json
+from hybrid.cli.stderr import write_error
 from hybrid.config import ModelSettings
 from hybrid.errors import ConfigError
 from hybrid.models.catalog import resolve
@@ -119,7 +120,7 @@ def _finish(report: Report, results: Results, settings: ModelSettings, as_json: 
         click.echo(_sentence(report, results))
     if report.signal:
         again = "run the same command again to continue" if results.resumable else "standard input cannot be resumed"
-        click.echo(f"stopped by signal {report.signal}; {again}", err=True)
+        write_error(f"stopped by signal {report.signal}; {again}\n")
         return 128 + report.signal
     if counts.done_n and counts.faults_n == counts.done_n:
         raise JobFailed(f"every row failed; {results.errors_path} says why")

@@ -13,7 +13,7 @@ _ECHO_S: Final = 0.1  # `timeout` and some supervisors signal a process and then
 
 
 class Told(KeyboardInterrupt):
-    """The signal `number` said so."""
+    """An interrupt that knows its signal, `number`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -21,7 +21,7 @@ class Told(KeyboardInterrupt):
 
 
 def exit_code(interrupt: BaseException | None) -> int:
-    """Return the code that shells report for what an interrupt was sent by: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Return the code that shells report for an interrupt by a signal: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + (interrupt.number if isinstance(interrupt, Told) else signal.SIGINT)
 
 
@@ -30,8 +30,8 @@ def ends_at_once() -> Iterator[None]:
     """Ctrl-C in the block ends the process as SIGTERM does, without an exception: for imports.
 
     An exception within them is lost (in a destructor), or ends in a compiled module as a segmentation fault (orjson),
-    or leaves modules half made to who cleans up. There is nothing to put back yet. To process 1, as in a container, the
-    kernel brings no signal that has its default action; it gets a handler for each, and those but for Ctrl-C stay.
+    or leaves half-made modules behind. There is nothing to put back yet. To process 1, as in a container, the kernel
+    brings no signal that has its default action: it gets handlers, of which the one for Ctrl-C goes with the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -2,7 +2,7 @@
 
 Each verb lives in its own module, which is imported only when that verb runs: `hybrid --help` must not pay for numpy,
 and a broken engine must not break `hybrid machine`. Exit codes: 0 fine, 1 failed at run time, 2 bad usage or
-configuration.
+configuration, 128 + the number of the signal that interrupted it.
 """
 
 import errno
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Entry point of the installed command."""
+    """Entry point of `hybrid.__main__` and so of the installed command."""
     _open_streams()
     _pin_children()
     code = run()

@@ -17,6 +17,7 @@ from hybrid.cli.ending import exit_code, polite_end
 from hybrid.cli.finite import FiniteRange
 from hybrid.cli.keys import api_key_option, check_api_key, without_secrets
 from hybrid.cli.output import print_columns, print_json
+from hybrid.cli.stderr import write_error
 from hybrid.config import ModelSettings, engines_for
 from hybrid.errors import ConfigError
 from hybrid.facts import MachineFacts
@@ -209,7 +210,7 @@ def _search(lab: Lab, bounds: Bounds, wanted: _Wanted, journal: Journal) -> Outc
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal may be what is gone
             show.close()
-            click.echo(f"stopped; what was measured is kept in {journal.path}; add --resume to go on", err=True)
+            write_error(f"stopped; what was measured is kept in {journal.path}; add --resume to go on\n")
         raise
     finally:
         journal.close()

@@ -11,7 +11,6 @@ from typing import BinaryIO
 import uvloop
 
 from hybrid.errors import HybridError
-from hybrid.group_signals import leave_to_parent
 from hybrid.load.driver import Generator
 from hybrid.load.frames import LENGTH, Done, Failed, Frame, Job, Ready, Start, decode, encode
 from hybrid.load.report import LoadResult
@@ -19,7 +18,6 @@ from hybrid.load.report import LoadResult
 
 def main() -> None:
     """Do one job."""
-    leave_to_parent()
     job = _read(sys.stdin.buffer)
     if not isinstance(job, Job):
         return

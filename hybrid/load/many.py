@@ -14,7 +14,6 @@ import uvloop
 from msgspec import DecodeError
 
 from hybrid.errors import StartupError
-from hybrid.group_signals import kept_from_children
 from hybrid.load.arrivals import Closed, mean_rate_rps
 from hybrid.load.driver import drive
 from hybrid.load.frames import LENGTH, Done, Failed, Frame, Job, Ready, Start, decode, encode
@@ -75,12 +74,12 @@ async def drive_many(spec: LoadSpec, processes: int | None = None) -> LoadResult
 
 
 async def _start() -> asyncio.subprocess.Process:
-    with kept_from_children():
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hybrid.load.generate"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "hybrid.load.generate"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for who started it; it ends with its stdin
+    )
 
 
 def _send(child: asyncio.subprocess.Process, frame: Frame) -> None:

@@ -27,7 +27,7 @@ from hybrid.offline.source import Source
 from hybrid.offline.window import Hurry, Limits, Window
 from hybrid.planner.types import Plan
 from hybrid.serving.model import ServedModel
-from hybrid.serving.signals import Signals
+from hybrid.serving.signals import Signals, before
 from hybrid.telemetry.logs import LogHub
 
 _SORTED_BATCHES: Final = 32
@@ -76,10 +76,15 @@ class Job:
         loop = self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = loop.create_future()
         signals = Signals(loop)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signals.hear(number, partial(self._on_signal, number))
-        order = self._order
-        self._model = ServedModel(order.model, order.plan, self._hub, loop, self._clock)
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signals.hear(number, partial(self._on_signal, number))
+            return await self._run(loop)
+        finally:
+            signals.close(ending=False)  # what is left to say may find no reader, and then a signal ends it
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> Report:
+        self._model = ServedModel(self._order.model, self._order.plan, self._hub, loop, self._clock)
         self._model.start()
         try:
             try:
@@ -92,7 +97,6 @@ class Job:
         finally:
             # What still runs after a signal or a failure is of no use to anybody; after the last row nothing runs.
             await self._model.stop(_STOP_S if self._complete else 0.0)
-            signals.close(ending=bool(self._signals))
 
     def counts(self) -> Counts:
         """Return how far it is."""
@@ -111,14 +115,8 @@ class Job:
 
     async def _ready(self) -> bool:
         """Wait for the model; False when a signal came first."""
-        warm = asyncio.ensure_future(self._model.wait_ready())
-        try:
-            await asyncio.wait((warm, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if not warm.done():
-                return False
-            warm.result()
-        finally:
-            warm.cancel()
+        if not await before(asyncio.wait((self._ended,)), self._model.wait_ready()):
+            return False
         signature = self._model.signature
         assert signature is not None
         self._order.results.fit(signature)

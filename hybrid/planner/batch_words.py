@@ -41,8 +41,8 @@ def _cost(choice: Choice) -> str:
     shape = (setting.instances, setting.threads)
     own = [one for one in model.timings if (one.probe.instances, one.probe.threads) == shape]
     corner = turning_point([one.probe.rows for one in own], [one.seconds for one in own])
-    one, at = (choice.known.seconds(setting, rows) for rows in (1, max(1, round(corner or 1.0))))
-    if corner is not None and round(corner) > 1 and at <= _HARDLY_LONGER * one:
+    one_s, at_s = (choice.known.seconds(setting, rows) for rows in (1, max(1, round(corner or 1.0))))
+    if corner is not None and round(corner) > 1 and at_s <= _HARDLY_LONGER * one_s:
         return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
     if setting.device != "cpu" or setting.threads > 1:
         return ""

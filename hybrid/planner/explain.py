@@ -167,7 +167,8 @@ def _alternatives(plan: Plan) -> list[str]:
         default = ", the default of frameworks" if one.is_default else ""
         lines.append(f"  {shape:<32}{times}  {'measured' if one.measured else 'predicted'}{default}")
     footnote = (
-        "No load was run: rates, and latencies at them, are computed from batch times. The last column says whether "
+        "No load was run: rates, and latencies at them, are computed from batch times and samples of arrivals, which "
+        "differ: a p99 may miss by some percent what it was to stay within. The last column says whether "
         "those were measured, with about as many rows on the same workers, or are predicted too. `hybrid tune MODEL` "
         "looks for the best by load tests, on a server of its own."
     )

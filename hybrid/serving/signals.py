@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
 
@@ -29,3 +29,16 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if ending else handler)
         self._before.clear()
+
+
+async def before(end: Awaitable[object], work: Awaitable[object]) -> bool:
+    """Do the work unless the end comes first, which cancels it. Return whether it was done."""
+    doing, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait((doing, ending), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        doing.cancel()
+        ending.cancel()

@@ -60,6 +60,9 @@ def test_it_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, env=env) as process:
         probes_of(psutil.Process(process.pid))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        try:
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
     os.close(reading)
     os.close(writing)

@@ -5,7 +5,7 @@ import ctypes
 import os
 import signal
 import socket
-import time
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -71,12 +71,15 @@ def test_ctrl_c_has_the_code_that_shells_report():
     assert exit_code(KeyboardInterrupt()) == 130
 
 
-def test_ctrl_c_is_one_wish_when_it_comes_twice_at_once_and_another_one_later():
+def test_ctrl_c_is_one_wish_when_it_comes_twice_at_once_and_another_one_later(monkeypatch):
+    now = [5.0]
+    monkeypatch.setattr("hybrid.cli.ending.time", SimpleNamespace(monotonic=lambda: now[0]))
     with polite_end():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        now[0] += 0.05
         signal.raise_signal(signal.SIGINT)
-        time.sleep(0.12)
+        now[0] += 0.1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)  # on the way out

@@ -138,7 +138,9 @@ def file_refusal(path: Path) -> str:
 
 def test_file_faults(tmp_path: Path) -> None:
     assert file_refusal(tmp_path / "no.toml") == f"{tmp_path / 'no.toml'}: no such file"
+    before = len(os.listdir("/proc/self/fd"))
     assert "is a directory" in file_refusal(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before  # paths come over HTTP: a refusal must cost nothing
     broken = tmp_path / "broken.toml"
     broken.write_text("a = 1\nb = = 2\n")
     assert "not TOML" in file_refusal(broken)

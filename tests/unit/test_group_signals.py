@@ -1,9 +1,9 @@
 """Children stay out of signals to the group from their first instruction on."""
 
-import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_what_comes_meanwhile_is_heard_afterwards():
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
         with kept_from_children():
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
             assert heard == []
         assert heard == [signal.SIGTERM]
     finally:
