@@ -75,7 +75,10 @@ def write(name: str, facts: Mapping[str, Any], content: Mapping[str, Any]) -> Pa
     """Write bench/results/NAME.json and return its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    command = f"python -m bench {' '.join(sys.argv[1:])}".strip()
+    spec = sys.modules["__main__"].__spec__
+    program = "bench" if spec is None or spec.name == "bench.__main__" else spec.name
+    words = ["FOLDER" if word.startswith("/") else word for word in sys.argv[1:]]  # of this machine
+    command = " ".join(("python -m", program, *words))
     document = {"bench": name, "date": time.strftime("%Y-%m-%d"), "command": command, "machine": facts, **content}
     path.write_text(json.dumps(document, indent=1, default=_plain) + "\n")
     return path
