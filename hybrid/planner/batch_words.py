@@ -5,12 +5,13 @@ from typing import Final
 from hybrid.planner.guess import MIB
 from hybrid.planner.latency import turning_point
 from hybrid.planner.measures import EngineProfile, MemoryLine
-from hybrid.planner.ranking import Rated
+from hybrid.planner.ranking import VARIABLE_BATCH_GAIN, Rated
 from hybrid.planner.search import Choice
 from hybrid.planner.space import rows_in_memory, usable_bytes
 from hybrid.planner.wording import ms, rates, ratio, within
 
 _HARDLY_LONGER: Final = 1.3
+_ABOUT: Final = VARIABLE_BATCH_GAIN
 
 
 def batch_reason(choice: Choice, engine: EngineProfile) -> str:
@@ -32,7 +33,21 @@ def batch_reason(choice: Choice, engine: EngineProfile) -> str:
     elif choice.larger is not None:
         parts.append(_larger(choice.rated, choice.larger))
     text = f"Batch {setting.max_batch}{within(choice)}: {'; '.join(parts) or 'the largest that was considered'}."
-    return text + _cost(choice) + _back_to_back(choice)
+    return text + _nearby(choice) + _cost(choice) + _back_to_back(choice)
+
+
+def _nearby(choice: Choice) -> str:
+    """The next batches, because the best one is one of many that are nearly as good."""
+    near, best = choice.nearby, choice.rated
+    if not near or choice.known.question.objective == "throughput":
+        return ""
+    text = " and ".join(f"batch {one.setting.max_batch} carries {one.rps:.0f}" for one in near)
+    if all(one.rps < (1.0 - _ABOUT) * best.rps for one in near):
+        return f" Next to it {text} rows/s."
+    return (
+        f" Next to it {text} rows/s, about as much: the smallest is taken that comes within {_ABOUT:.0%} of the most "
+        "also when times are some percent longer or shorter than measured."
+    )
 
 
 def _cost(choice: Choice) -> str:
@@ -46,7 +61,7 @@ def _cost(choice: Choice) -> str:
         return f" Up to about {corner:.0f} rows a batch takes hardly longer than one row."
     if setting.device != "cpu" or setting.threads > 1:
         return ""
-    return f" A batch costs {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
+    return f" On one worker alone a batch costs about {ms(model.fixed_s)}, and {ms(model.per_row_s)} for each row."
 
 
 def _back_to_back(choice: Choice) -> str:

@@ -5,6 +5,8 @@ Owns the wording of what the search found. Knows no rule of the search.
 
 from math import isfinite
 
+from msgspec.structs import replace
+
 from hybrid.config import ModelSettings
 from hybrid.planner.batch_words import batch_reason
 from hybrid.planner.fitted import SHORTEST_OBJECTIVE_S, SLOWEST_TIMES_SINGLE
@@ -134,8 +136,14 @@ def _engine_reason(choice: Choice) -> str:
     if not others:
         return f"{own} is the one engine that was measured." if len(timed) == 1 else f"{own} was the fastest by far."
     best = max(others.values(), key=lambda one: one.rps)
-    other = engine_title(best.setting.engine)
-    return f"{own}: {ratio(choice.rated, best)} what {other} carries ({rates(choice.rated, best)})."
+    other, rows, shape = engine_title(best.setting.engine), choice.setting.max_batch, shape_of(choice.setting)
+    text = f"{own}: its best setting carries {ratio(choice.rated, best)} what {other}'s does{within(choice)} "
+    text += f"({rates(choice.rated, best)})."
+    same = replace(choice.setting, engine=best.setting.engine)
+    if same.device != best.setting.device or choice.known.engine(same.engine).fixed_rows is not None:
+        return text
+    own_s, other_s = choice.rated.batch_s, choice.known.seconds(same, rows)
+    return f"{text} On {shape}{all_busy(same)} it runs a batch of {rows} in {ms(own_s)}, {other} in {ms(other_s)}."
 
 
 def _missing(profile: ModelProfile) -> str:
@@ -227,7 +235,8 @@ def _wait_reason(choice: Choice) -> str:
     waiting, setting = choice.waiting, choice.setting
     if setting.device == "cpu":
         return (
-            "An idle worker takes whatever is there. Requests come at random times, so waiting for more gains nothing."
+            "While workers are busy the next batch fills by itself. One that is idle takes whatever is there: were it "
+            "to wait for more, each row would wait as long as that lasts, to save less than what a batch costs."
         )
     if waiting is None:
         return "While the device is busy the next batch fills by itself: waiting adds nothing."

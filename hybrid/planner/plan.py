@@ -244,12 +244,12 @@ def _preprocess(machine: MachineFacts, model: ModelSettings, choices: Choices, o
     usable = machine.cpu.usable
     processes = min(_MAX_PREPROCESS, max(1, usable // 4))
     why = (
-        f"One process per four usable CPUs ({usable}), at least 1 and at most {_MAX_PREPROCESS}: preprocessing "
+        f"One process per four of the {usable} usable CPUs, at least 1 and at most {_MAX_PREPROCESS}: preprocessing "
         "costs far less than the model."
     )
     if objective == "throughput" and model.preprocess.image is not None:
         processes = max(1, usable // 2)
-        why = f"One process per two usable CPUs ({usable}): decoding images keeps pace with the workers."
+        why = f"One process per two of the {usable} usable CPUs: decoding images keeps pace with the workers."
     fitting = max(1, int(_PREPROCESS_MEMORY * machine.memory_limit_bytes) // PROCESS_BYTES)
     if fitting < processes:
         processes, why = fitting, f"As many as a quarter of the memory holds ({machine.memory_source})."

@@ -52,7 +52,8 @@ class Choice(Struct, frozen=True):
     """The setting to take and what it was weighed against.
 
     `alternatives` are the best others, best first, `default` the framework's own way; `smaller` and `larger` are the
-    same workers with half and twice the batch, `waiting` the same setting with the longest wait that a device may have.
+    same workers with half and twice the batch, `nearby` those with a little less and a little more, `waiting` the same
+    setting with the longest wait that a device may have.
     `space` counts all settings, `measured` the times that were taken. `known` predicts any other setting.
     """
 
@@ -62,6 +63,7 @@ class Choice(Struct, frozen=True):
     default: Rated
     smaller: Rated | None
     larger: Rated | None
+    nearby: tuple[Rated, ...]
     waiting: Rated | None
     space: int
     measured: int
@@ -194,7 +196,8 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
     if default.rps > best.rps:  # never worse than what a framework does by itself
         best = default
     rest = tuple(one for one in found[1:] if one.setting != best.setting)[:_ALTERNATIVES]
-    smaller, larger, waiting = _beside(known, best)
+    beside = _beside(known, best)
+    waiting = beside.get("waiting")
     if waiting is not None and waiting.rps > _WORTH_WAITING * best.rps:
         (best,), waiting = _with_latencies(known, [waiting]), best
     return Choice(
@@ -202,8 +205,9 @@ def choose(question: SearchQuestion, timings: Sequence[Timing]) -> Choice:
         rated=best,
         alternatives=rest,
         default=default,
-        smaller=smaller,
-        larger=larger,
+        smaller=beside.get("smaller"),
+        larger=beside.get("larger"),
+        nearby=tuple(beside[key] for key in ("below", "above") if key in beside),
         waiting=waiting,
         space=len(space(question)),
         measured=len(timings),
@@ -216,8 +220,8 @@ def _sure_rps(one: Rated) -> float:
     return one.sure_rps * (1.0 - INSTANCES_GAIN if several else 1.0)
 
 
-def _beside(known: Models, best: Rated) -> tuple[Rated | None, Rated | None, Rated | None]:
-    """The same workers with half the batch, with twice, and with a wait; None where there is no such thing."""
+def _beside(known: Models, best: Rated) -> dict[str, Rated]:
+    """The same workers with half the batch, with twice, with the next ones between, and with a wait; as far as any."""
     setting = best.setting
     engine = next(one for one in known.question.engines if one.engine == setting.engine)
     allowed = batches(known.question, engine, setting.instances)
@@ -225,15 +229,17 @@ def _beside(known: Models, best: Rated) -> tuple[Rated | None, Rated | None, Rat
     double = min((size for size in allowed if size >= setting.max_batch * 2), default=None)
     wait_s = min(_WAIT_SHARE * known.seconds(setting, 1), max(0.0, known.slo_s - best.p99_s))
     wait = setting.device != "cpu" and known.question.objective == "latency" and wait_s > 0 and setting.max_batch > 1
-    wanted = {
-        "smaller": replace(setting, max_batch=half) if half else None,
-        "larger": replace(setting, max_batch=double) if double else None,
-        "waiting": replace(setting, max_wait_ms=round(wait_s * 1000, 2)) if wait else None,
+    sizes = {
+        "smaller": half,
+        "below": max((size for size in allowed if (half or 0) < size < setting.max_batch), default=None),
+        "above": min((size for size in allowed if setting.max_batch < size < (double or np.inf)), default=None),
+        "larger": double,
     }
-    there = [one for one in wanted.values() if one is not None]
-    rated = dict(zip(there, rate(known, there, FOUR) if there else (), strict=True))
-    found = {key: rated[one] if one is not None else None for key, one in wanted.items()}
-    return found["smaller"], found["larger"], found["waiting"]
+    wanted = {key: replace(setting, max_batch=size) for key, size in sizes.items() if size}
+    if wait:
+        wanted["waiting"] = replace(setting, max_wait_ms=round(wait_s * 1000, 2))
+    there = list(wanted.values())
+    return dict(zip(wanted, rate(known, there, FOUR) if there else (), strict=True))
 
 
 def _with_latencies(known: Models, some: Sequence[Rated]) -> list[Rated]:
