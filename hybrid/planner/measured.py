@@ -4,6 +4,7 @@ Owns the wording of what the search found. Knows no rule of the search.
 """
 
 from math import isfinite
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,6 +18,8 @@ from hybrid.planner.ranking import Rated
 from hybrid.planner.search import INSTANCES_GAIN, Choice
 from hybrid.planner.types import Alternative
 from hybrid.planner.wording import all_busy, engine_title, full_batch, ms, rates, ratio, shape_of, within
+
+_MUCH_MORE: Final = 1.3
 
 
 def measured_guess(model: ModelSettings, choice: Choice, profile: ModelProfile) -> Guess:
@@ -143,7 +146,10 @@ def _engine_reason(choice: Choice) -> str:
     if same.device != best.setting.device or choice.known.engine(same.engine).fixed_rows is not None:
         return text
     own_s, other_s = choice.rated.batch_s, choice.known.seconds(same, rows)
-    return f"{text} On {shape}{all_busy(same)} it runs a batch of {rows} in {ms(own_s)}, {other} in {ms(other_s)}."
+    text += f" On {shape}{all_busy(same)} it runs a batch of {rows} in {ms(own_s)}, {other} in {ms(other_s)}"
+    if not within(choice) or choice.rated.rps * own_s < _MUCH_MORE * best.rps * other_s:
+        return f"{text}."
+    return f"{text}; what they carry differs by more, because slower batches leave less room within the p99."
 
 
 def _missing(profile: ModelProfile) -> str:
